@@ -1,0 +1,1 @@
+"""Which prefixes and which states to keep."""
