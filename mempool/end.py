@@ -1,0 +1,198 @@
+"""One end of the arena: which positions are live, which are fixed, and where the frontier stands.
+
+A position is live or, below the frontier, a hole; the frontier is one past the topmost live
+position. A fixed position (pinned or retired) is live and must not be moved.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mempool.ids import EMPTY, IdArray
+
+_SCAN: Final = 4096  # positions looked at per step when many holes are collected
+
+
+class End:
+    """Live positions of one side, taken nearest its own end.
+
+    Args:
+        capacity: number of positions.
+        origin: physical index of position 0.
+        stride: 1 where indices grow with the position, -1 where they fall.
+
+    Attributes:
+        live: number of live positions, retired ones included.
+        frontier: one past the topmost live position (P2).
+        fixed_end: one past the topmost fixed position; no plan lowers the frontier below it.
+        fixed: number of fixed positions.
+        peak: highest `live` since construction.
+
+    >>> end = End(8, origin=7, stride=-1)
+    >>> end.index_of(end.take(3)).tolist()
+    [7, 6, 5]
+    >>> end.give(np.array([1])); end.take(2).tolist(), end.frontier
+    ([1, 3], 4)
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_first_hole",
+        "_fixed",
+        "_live",
+        "capacity",
+        "fixed",
+        "fixed_end",
+        "frontier",
+        "live",
+        "origin",
+        "peak",
+        "stride",
+    )
+
+    def __init__(self, capacity: int, *, origin: int = 0, stride: int = 1) -> None:
+        self.capacity = capacity
+        self.origin = origin
+        self.stride = stride
+        self.peak = 0
+        self._bytes = bytearray(capacity)  # its find / rfind are memchr, the array view gathers
+        self._live: npt.NDArray[np.uint8] = np.frombuffer(self._bytes, dtype=np.uint8)
+        self._fixed = np.zeros(capacity, dtype=np.int32)
+        self.clear()
+
+    def clear(self) -> None:
+        """Make every position a free one, in place."""
+        self.live = self.frontier = self.fixed = self.fixed_end = 0
+        self._first_hole = 0  # every position below it is live
+        self._live[:] = 0
+        self._fixed[:] = 0
+
+    def index_of(self, positions: IdArray) -> IdArray:
+        """Physical indices of positions."""
+        return positions * self.stride + self.origin
+
+    def position_of(self, indices: IdArray) -> IdArray:
+        """Positions of physical indices."""
+        return (indices - self.origin) * self.stride
+
+    @property
+    def holes(self) -> int:
+        """Positions below the frontier that are not live."""
+        return self.frontier - self.live
+
+    @property
+    def packed(self) -> int:
+        """The lowest frontier that compaction can reach now."""
+        return max(self.live, self.fixed_end)
+
+    def take(self, count: int) -> IdArray:
+        """Make the `count` free positions nearest the own end live; ascending."""
+        fill = min(count, self.holes)
+        positions = self.find_holes(fill)
+        if count > fill:
+            top = self.frontier + count - fill
+            assert top <= self.capacity, f"position {top} of {self.capacity}"
+            fresh = np.arange(self.frontier, top, dtype=np.int64)
+            positions = np.concatenate((positions, fresh)) if fill else fresh
+            self.frontier = top
+        self._live[positions] = 1
+        self.live += count
+        self.peak = max(self.peak, self.live)
+        if count:
+            self._first_hole = int(positions[-1]) + 1
+        return positions
+
+    def give(self, positions: IdArray) -> None:
+        """Make live positions free and let the frontier retreat; positions must be distinct."""
+        if not len(positions):
+            return
+        self._live[positions] = 0
+        self.live -= len(positions)
+        self._first_hole = min(self._first_hole, int(positions.min()))
+        self.frontier = self._bytes.rfind(1, 0, self.frontier) + 1
+
+    def find_holes(self, count: int) -> IdArray:
+        """The `count` holes nearest the own end, ascending; there must be as many."""
+        assert count <= self.holes, f"{count} holes asked, {self.holes} known"
+        if count == 0:
+            return EMPTY
+        if count == 1:
+            return np.array([self._bytes.find(0, self._first_hole)], dtype=np.int64)
+        found: list[IdArray] = []
+        low = self._first_hole
+        while count > 0:
+            high = min(low + max(_SCAN, 2 * count), self.frontier)
+            part = np.flatnonzero(self._live[low:high] == 0)[:count] + low
+            found.append(part)
+            count -= len(part)
+            low = high
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def live_from(self, position: int) -> IdArray:
+        """Live positions at or above `position`, ascending."""
+        return np.flatnonzero(self._live[position : self.frontier]) + position
+
+    def live_below(self, position: int) -> int:
+        """The topmost live position below `position`, or -1."""
+        return self._bytes.rfind(1, 0, position)
+
+    def move(self, sources: IdArray, targets: IdArray) -> None:
+        """Free `sources`, make the holes `targets` live and lower the frontier."""
+        self._live[targets] = 1
+        self._live[sources] = 0
+        # Plans fill the deepest holes, so what lies below the last target is live.
+        self._first_hole = int(targets[-1]) + 1
+        self.frontier = self._bytes.rfind(1, 0, self.frontier) + 1
+
+    def fix(self, positions: IdArray) -> None:
+        """Forbid moves of live positions; counted, so two reasons may hold one position."""
+        if len(positions):
+            self._fixed[positions] += 1
+            self.fixed += int(np.count_nonzero(self._fixed[positions] == 1))
+            self.fixed_end = max(self.fixed_end, int(positions.max()) + 1)
+
+    def loosen(self, positions: IdArray) -> None:
+        """Take back one `fix` of each position."""
+        if len(positions):
+            self._fixed[positions] -= 1
+            self.fixed -= int(np.count_nonzero(self._fixed[positions] == 0))
+            self._retreat_fixed()
+
+    def is_fixed(self, positions: IdArray) -> npt.NDArray[np.bool_]:
+        """Which of the positions are fixed."""
+        fixed: npt.NDArray[np.bool_] = self._fixed[positions] > 0
+        return fixed
+
+    def is_live(self, positions: IdArray) -> npt.NDArray[np.bool_]:
+        """Which of the positions are live."""
+        live: npt.NDArray[np.bool_] = self._live[positions] == 1
+        return live
+
+    def _retreat_fixed(self) -> None:
+        high = self.fixed_end
+        while high > 0:
+            low = max(high - _SCAN, 0)
+            found = np.flatnonzero(self._fixed[low:high])
+            if len(found):
+                self.fixed_end = low + int(found[-1]) + 1
+                return
+            high = low
+        self.fixed_end = 0
+
+    def violations(self) -> list[str]:
+        """Recount P2 (counts, frontier), P3 (fixed is live) and the scan hint."""
+        live = np.flatnonzero(self._live)
+        fixed = np.flatnonzero(self._fixed)
+        top = int(live[-1]) + 1 if len(live) else 0
+        fixed_top = int(fixed[-1]) + 1 if len(fixed) else 0
+        checks = (
+            (len(live) == self.live, f"P2: {self.live} live counted, {len(live)} found"),
+            (top == self.frontier, f"P2: frontier {self.frontier}, topmost live ends at {top}"),
+            (int(self._fixed.min(initial=0)) == 0, "P3: a position is loosened more than fixed"),
+            (bool(self._live[fixed].all()), "P3: a fixed position is not live"),
+            (len(fixed) == self.fixed, f"P3: {self.fixed} fixed counted, {len(fixed)} found"),
+            (fixed_top == self.fixed_end, f"P3: fixed end {self.fixed_end}, found {fixed_top}"),
+            (bool(self._live[: self._first_hole].all()), "P2: a hole lies below the scan hint"),
+        )
+        return [text for good, text in checks if not good]
