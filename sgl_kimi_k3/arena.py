@@ -1,0 +1,114 @@
+"""The pool, its bytes and its device tables as one object: the only place where ids meet memory.
+
+`mempool.Pool` decides, this applies: moves first, in order, then zero fills, then the tables that
+SGLang's kernels translate with.  Everything runs on the caller's current stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from mempool import Geometry, Pool
+from mempool.storage import Storage
+
+if TYPE_CHECKING:
+    from mempool import Grant, IdArray, Move, Table
+
+NO_IDS: IdArray = np.empty(0, dtype=np.int64)
+
+
+class DeviceTable:
+    """A torch copy of one `mempool.Table` (virtual id -> physical index, int64 [max id + 1]).
+
+    On the CPU it shares the table's memory; on a GPU changed entries are copied.
+    """
+
+    def __init__(self, table: Table, device: torch.device) -> None:
+        self._table = table
+        self._shared = device.type == "cpu"
+        host = torch.from_numpy(table.indices)
+        self.tensor = host if self._shared else host.to(device)
+
+    def refresh(self, ids: IdArray) -> None:
+        """Make the entries of `ids` visible on the device."""
+        if not self._shared and ids.size:
+            where = torch.from_numpy(ids).to(self.tensor.device, non_blocking=True)
+            self.tensor[where] = torch.from_numpy(self._table.indices[ids]).to(
+                self.tensor.device, non_blocking=True
+            )
+
+    def refresh_all(self) -> None:
+        """Make every entry visible; for `clear` and after moves."""
+        if not self._shared:
+            self.tensor.copy_(torch.from_numpy(self._table.indices), non_blocking=True)
+
+
+class Arena:
+    """One byte arena with its policy.  Satisfies `radix.PoolPort`.
+
+    Args:
+        raw: uint8 tensor [geometry.total_bytes] that SGLang's views are cut from.
+        geometry: sizes in bytes; physical indices are anchored at byte 0 as in SGLang's views.
+    """
+
+    def __init__(self, raw: torch.Tensor, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self.pool = Pool(geometry)
+        self.storage = Storage(raw, geometry)
+        self.states = DeviceTable(self.pool.states, raw.device)
+        self.blocks = DeviceTable(self.pool.blocks, raw.device)
+        self.device = raw.device
+
+    def fits(self, states: int, blocks: int) -> bool:
+        """True iff `alloc(states, blocks)` would succeed now."""
+        return self.pool.fits(states, blocks)
+
+    def fits_after(
+        self, states: int, blocks: int, *, freed_states: int, freed_blocks: int
+    ) -> bool:
+        """The same question if that many live ones were freed first."""
+        return self.pool.fits_after(
+            states, blocks, freed_states=freed_states, freed_blocks=freed_blocks
+        )
+
+    def alloc(self, states: int, blocks: int) -> Grant | None:
+        """Take states and blocks, all or nothing, and bring memory and tables up to date."""
+        grant = self.pool.alloc(states, blocks)
+        if grant is None:
+            return None
+        self._apply(grant.moves)
+        self.storage.zero_blocks(grant.stale_blocks)
+        self.storage.zero_states(grant.stale_states)
+        self.states.refresh(grant.states)
+        self.blocks.refresh(grant.blocks)
+        return grant
+
+    def free(self, states: IdArray, blocks: IdArray) -> None:
+        """Give ids back; each must be live and named once."""
+        self.pool.free(states, blocks)
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy one state, all layers, from one id to another."""
+        indices = self.pool.states.index_of(np.array([source, target], dtype=np.int64))
+        self.storage.copy_states(indices[:1], indices[1:])
+
+    def compact(self, budget_bytes: int) -> int:
+        """Move at most `budget_bytes` to retreat the frontiers; returns the number of moves."""
+        moves = self.pool.compact(budget_bytes)
+        self._apply(moves)
+        return sum(move.sources.size for move in moves)
+
+    def clear(self) -> None:
+        """Free everything; ids handed out before are void."""
+        self.pool.clear()
+        self.states.refresh_all()
+        self.blocks.refresh_all()
+
+    def _apply(self, moves: tuple[Move, ...]) -> None:
+        if moves:
+            self.storage.move(moves)
+            self.states.refresh_all()
+            self.blocks.refresh_all()

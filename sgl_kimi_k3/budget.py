@@ -1,0 +1,26 @@
+"""Prefill admission's budget over one arena, in tokens of KV."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+
+if TYPE_CHECKING:
+    from sgl_kimi_k3.cache_adapter import KimiK3Cache
+    from sgl_kimi_k3.pool_adapter import ArenaAllocator
+
+
+class JointPrefillBudget(PrefillBudget):
+    """What a pass may admit: free bytes plus evictable bytes of both kinds, counted once.
+
+    Stock adds evictable KV to free KV and, in a second budget, evictable states to free states;
+    both count the shared gap, and neither sees the other kind's evictable bytes.  SGLang charges a
+    request's state to this budget as tokens (`mamba_slot_full_token_cost`), so one sum covers both.
+    """
+
+    allocator: ArenaAllocator
+    tree_cache: KimiK3Cache
+
+    def _available_and_evictable(self) -> int:
+        return self.tree_cache.reclaimable_blocks() * self.page_size

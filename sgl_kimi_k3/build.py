@@ -1,0 +1,76 @@
+"""From SGLang's build context to our cache."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sgl_kimi_k3.boundaries import BoundaryRule
+from sgl_kimi_k3.cache_adapter import KimiK3Cache
+from sgl_kimi_k3.pool_adapter import ArenaAllocator
+from sgl_kimi_k3.trace import TraceWriter
+
+if TYPE_CHECKING:
+    from sgl_kimi_k3.config import Options
+
+logger = logging.getLogger(__name__)
+
+
+def build_cache(context: Any, options: Options) -> KimiK3Cache:
+    """Build the cache of one scheduler process.
+
+    Args:
+        context: SGLang's `TreeCacheBuildContext`.
+        options: our options.
+
+    Raises:
+        ValueError: the model has no recurrent state, or the pool is not ours.
+    """
+    params = context.params
+    if not context.is_hybrid_ssm:
+        raise ValueError(
+            f"--radix-cache-backend kimi_k3 serves hybrid KDA models; "
+            f"{context.model_config.hf_config.architectures} has no recurrent state. "
+            "Drop --radix-cache-backend."
+        )
+    allocator = params.token_to_kv_pool_allocator
+    if not isinstance(allocator, ArenaAllocator):
+        raise ValueError(  # noqa: TRY004  # a wrong set of flags, not a wrong type in a call
+            "--radix-cache-backend kimi_k3 needs its own pool, but SGLang built "
+            f"{type(allocator).__name__}: pass --enable-unified-memory"
+        )
+    _warn_if_inert(options, context.model_config.context_len)
+    rule = _boundary_rule(context.server_args) if options.boundaries == "auto" else None
+    trace = TraceWriter(options.trace, options.grid) if _records(context, options) else None
+    logger.info("kimi_k3 cache: %s; message boundaries %s", options, "on" if rule else "off")
+    return KimiK3Cache(params, options, rule=rule, trace=trace)
+
+
+def _records(context: Any, options: Options) -> bool:
+    """One rank records; the others see the same requests."""
+    return bool(options.trace) and context.tp_rank == 0
+
+
+def _warn_if_inert(options: Options, context_len: int) -> None:
+    if options.interval > context_len:
+        logger.info(
+            "KIMI_K3_INTERVAL=%d exceeds the context length %d: no interval checkpoints, "
+            "prompt ends and turn ends are still kept",
+            options.interval,
+            context_len,
+        )
+
+
+def _boundary_rule(server_args: Any) -> BoundaryRule | None:
+    """The message rule, where the server has a tokenizer with K3's control tokens."""
+    if server_args.skip_tokenizer_init:
+        return None
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer  # noqa: PLC0415  # slow
+
+    tokenizer = get_tokenizer(
+        server_args.tokenizer_path or server_args.model_path,
+        tokenizer_mode=server_args.tokenizer_mode,
+        trust_remote_code=server_args.trust_remote_code,
+        revision=server_args.revision,
+    )
+    return BoundaryRule.of(tokenizer)

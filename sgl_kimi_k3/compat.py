@@ -1,0 +1,150 @@
+"""The SGLang this backend was written against: exact version, every symbol and signature it touches.
+
+A mismatch is one error that names it.  The signature table is checked by a test against the
+installed wheel, so an SGLang upgrade starts here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from importlib import metadata
+
+SGLANG_VERSION = "0.5.23"
+DISTRIBUTION = "sgl-kimi-k3"
+
+# Dotted name -> parameter names we rely on, in order (None: any callable or class will do).
+SYMBOLS: dict[str, tuple[str, ...] | None] = {
+    "sglang.srt.plugins.hook_registry.HookRegistry.register": (
+        "target",
+        "hook",
+        "hook_type",
+        "source",
+    ),
+    "sglang.srt.mem_cache.registry.register_radix_cache_backend": ("name", "factory"),
+    "sglang.srt.arg_groups.overrides.declare_resolution": ("server_args", "source", "fields"),
+    "sglang.srt.arg_groups.overrides.resolving_view": ("server_args",),
+    "sglang.srt.arg_groups.platform_hook.handle_cpu_backends": ("server_args",),
+    "sglang.srt.arg_groups.kv_cache_hook.handle_page_major_kv_layout": ("server_args",),
+    "sglang.srt.mem_cache.unified_memory_pool.init_unified_mamba_pools": None,
+    "sglang.srt.mem_cache.unified_memory_pool._reserved_floor_bytes": (
+        "sub_pool_specs",
+        "page_size",
+    ),
+    "sglang.srt.mem_cache.unified_memory_pool.UnifiedMambaSlotAllocator": None,
+    "sglang.srt.mem_cache.unified_memory_pool.UnifiedPoolBundle": None,
+    "sglang.srt.mem_cache.allocator.unified_mamba.UnifiedMambaTokenToKVPoolAllocator": None,
+    "sglang.srt.mem_cache.allocator.paged.alloc_extend_naive": (
+        "prefix_lens",
+        "seq_lens",
+        "last_loc",
+        "free_pages",
+        "out_indices",
+        "page_size",
+        "device",
+    ),
+    "sglang.srt.mem_cache.prefill_budget.PrefillBudget._available_and_evictable": ("self",),
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs": (
+        "self",
+        "token_capacity",
+    ),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.match_prefix": ("self", "params"),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.checkpoint": (
+        "self",
+        "req",
+        "up_to",
+        "kwargs",
+    ),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.on_release": (
+        "self",
+        "req",
+        "checkpointed",
+    ),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.free_kv_row": ("self", "kv", "ranges"),
+    "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool.free_mamba_cache": (
+        "self",
+        "req",
+        "mamba_ping_pong_track_buffer_to_keep",
+    ),
+    "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class": ("self",),
+    "sglang.srt.managers.schedule_batch.release_req": (
+        "req",
+        "remaing_req_count",
+        "req_to_token_pool",
+        "token_to_kv_pool_allocator",
+        "tree_cache",
+        "hisparse_coordinator",
+        "offload_kv",
+    ),
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req": ("self", "req"),
+    "sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission": (
+        "self",
+        "req",
+        "total_tokens",
+        "host_hit_length",
+        "swa_host_hit_length",
+        "truncation_align_size",
+        "has_chunked_req",
+    ),
+    "sglang.srt.managers.schedule_policy.PrefillAdder._commit_prefill_admission": (
+        "self",
+        "req",
+        "admission",
+        "mamba_gap_reserve",
+    ),
+}
+
+
+class IncompatibleError(RuntimeError):
+    """The installed SGLang is not the one this backend was written against."""
+
+
+def check() -> None:
+    """Raise IncompatibleError, in one line, unless the installed SGLang fits."""
+    check_version()
+    check_symbols()
+
+
+def check_version() -> None:
+    """Compare versions only; cheap, imports nothing of SGLang."""
+    try:
+        found = metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        raise IncompatibleError(
+            f"{DISTRIBUTION} needs sglang {SGLANG_VERSION}, which is not installed: "
+            f"pip install '{DISTRIBUTION}[serve]'"
+        ) from None
+    if found != SGLANG_VERSION:
+        raise IncompatibleError(
+            f"{DISTRIBUTION} needs sglang {SGLANG_VERSION}, found {found}: "
+            f"pip install sglang=={SGLANG_VERSION}"
+        )
+
+
+def check_symbols() -> None:
+    """Resolve every symbol and compare parameter names."""
+    for name, expected in SYMBOLS.items():
+        try:
+            symbol = pkgutil.resolve_name(name)
+        except (ImportError, AttributeError) as error:
+            raise IncompatibleError(
+                f"sglang {SGLANG_VERSION} lacks {name} ({error}): reinstall it"
+            ) from error
+        if expected is None:
+            continue
+        found = tuple(inspect.signature(symbol).parameters)
+        if found != expected:
+            raise IncompatibleError(f"{name} takes {found}, expected {expected}: reinstall sglang")
+
+
+def check_own_packages() -> None:
+    """`mempool` and `radix` are generic names: both must come from this distribution."""
+    import mempool  # noqa: PLC0415  # only when a server really starts
+    import radix  # noqa: PLC0415
+
+    for package, member in ((mempool, "Pool"), (radix, "PrefixCache")):
+        if not hasattr(package, member):
+            raise IncompatibleError(
+                f"the package {package.__name__!r} at {package.__path__} is not "
+                f"{DISTRIBUTION}'s: uninstall the other distribution of that name"
+            )

@@ -1,0 +1,92 @@
+"""Options of the backend: environment variables `KIMI_K3_*`, read once per process.
+
+SGLang 0.5.23 has no seam for new server flags, so options travel by environment; `sgl-kimi-k3 serve`
+sets them, and every scheduler process inherits the same values.  Imports neither torch nor sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+BACKEND = "kimi_k3"  # the value of --radix-cache-backend
+PREFIX = "KIMI_K3_"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an operator can set.  Lengths are in tokens.
+
+    Attributes:
+        interval: distance between checkpoints that are kept on the grid; 0 switches them off.
+        grid: depths of interval, junction and opportunistic checkpoints are multiples of this.
+        opportunistic: distance between extra checkpoints taken while memory is free; 0 = off.
+        ghost_tokens: bound on tokens remembered without bytes, the evidence for a second sight.
+        boundaries: `auto` keeps a state at the end of the leading system messages when the
+            tokenizer has K3's control tokens; `off` ignores messages.
+        decode_interval: while decoding, keep the latest state every so many tokens; 0 = off.
+        check: recount pool and tree whenever the scheduler is idle and stop on a difference.
+        trace: file that receives one line per request in the simulator's format; empty = off.
+        model: `auto` uses the portable model where CUDA is absent, `portable` always.
+    """
+
+    interval: int = 32768
+    grid: int = 64
+    opportunistic: int = 1024
+    ghost_tokens: int = 4_194_304
+    boundaries: str = "auto"
+    decode_interval: int = 0
+    check: bool = True
+    trace: str = ""
+    model: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, naming the variable, the value and the fix."""
+        if self.grid < 1:
+            raise ValueError(f"{PREFIX}GRID={self.grid}: must be at least 1 token")
+        for name in ("interval", "opportunistic"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ValueError(f"{PREFIX}{name.upper()}={value}: must be 0 (off) or positive")
+            if value % self.grid:
+                low = value // self.grid * self.grid
+                raise ValueError(
+                    f"{PREFIX}{name.upper()}={value} is no multiple of {PREFIX}GRID={self.grid}; "
+                    f"the nearest are {low} and {low + self.grid}"
+                )
+        for name in ("ghost_tokens", "decode_interval"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{PREFIX}{name.upper()}={getattr(self, name)}: must not be negative")
+        _one_of("boundaries", self.boundaries, ("auto", "off"))
+        _one_of("model", self.model, ("auto", "portable"))
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Options:
+        """Read `KIMI_K3_<NAME>`; an unknown `KIMI_K3_` variable or a bad value is a ValueError."""
+        known = {f"{PREFIX}{field.name.upper()}": field for field in fields(cls)}
+        unknown = sorted(key for key in env if key.startswith(PREFIX) and key not in known)
+        if unknown:
+            raise ValueError(f"{unknown[0]} is not an option; options: {', '.join(sorted(known))}")
+        values: dict[str, int | str | bool] = {}
+        for key, field in known.items():
+            if key in env:
+                values[field.name] = _parse(key, env[key], type(field.default))
+        return cls(**values)  # type: ignore[arg-type]  # each value has its field's own type
+
+
+def _parse(key: str, text: str, kind: type) -> int | str | bool:
+    if kind is bool:
+        if text not in {"0", "1"}:
+            raise ValueError(f"{key}={text!r}: must be 0 or 1")
+        return text == "1"
+    if kind is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(f"{key}={text!r}: must be a whole number of tokens") from None
+    return text
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{PREFIX}{name.upper()}={value!r}: must be one of {', '.join(allowed)}")

@@ -1,0 +1,105 @@
+"""Every place where SGLang is hooked, in one table; and the proof at start that each hook took.
+
+SGLang logs a hook that fails to apply and carries on with stock code, so the cache factory calls
+`verify` and refuses to start unless every target is really wrapped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One AROUND hook: `wrapper` (module:function of ours) wraps `target`.
+
+    Attributes:
+        target: dotted path in SGLang.
+        wrapper: ours; imported when first called, so that processes without the need stay light.
+        why: what stock does there that the backend must change.
+    """
+
+    target: str
+    wrapper: str
+    why: str
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.arg_groups.platform_hook.handle_cpu_backends",
+        "sgl_kimi_k3.resolution:resolve",
+        "the backend's flag implies others; unsupported ones are refused by name",
+    ),
+    Hook(
+        "sglang.srt.arg_groups.kv_cache_hook.handle_page_major_kv_layout",
+        "sgl_kimi_k3.resolution:page_major_layout",
+        "stock's list of kernels leaves out the CPU's",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.unified_memory_pool.init_unified_mamba_pools",
+        "sgl_kimi_k3.pool_adapter:around_factory",
+        "our arena behind SGLang's allocators",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs",
+        "sgl_kimi_k3.scheduler:max_running_requests",
+        "stock caps concurrency by a static number of states per request",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class",
+        "sgl_kimi_k3.scheduler:prefill_adder_class",
+        "chunks end where states are kept",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_batch.release_req",
+        "sgl_kimi_k3.scheduler:release_retracted",
+        "a retracted request leaves its latest state",
+    ),
+)
+
+_MARK = "__sgl_kimi_k3_hook__"
+
+
+def register() -> None:
+    """Register all hooks with SGLang's registry (they are applied after every plugin has run)."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+
+    for hook in HOOKS:
+        HookRegistry.register(hook.target, _lazy(hook.wrapper), HookType.AROUND)
+
+
+def missing() -> list[str]:
+    """Targets that are not wrapped by us."""
+    return [hook.target for hook in HOOKS if not _wrapped(pkgutil.resolve_name(hook.target), hook)]
+
+
+def _lazy(path: str) -> Callable[..., Any]:
+    module, name = path.split(":")
+
+    def wrapper(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(original, *args, **kwargs)
+
+    setattr(wrapper, _MARK, path)
+    return wrapper
+
+
+def _wrapped(function: Any, hook: Hook) -> bool:
+    """Whether one of the closures around `function` is ours for this hook."""
+    pending = [function]
+    seen = 0
+    while pending and seen < 32:  # noqa: PLR2004  # deeper than any chain of plugins
+        seen += 1
+        current = pending.pop()
+        if getattr(current, _MARK, None) == hook.wrapper:
+            return True
+        cells = getattr(current, "__closure__", None) or ()
+        pending += [cell.cell_contents for cell in cells if callable(cell.cell_contents)]
+        if hasattr(current, "__wrapped__"):
+            pending.append(current.__wrapped__)
+    return False

@@ -1,0 +1,431 @@
+"""SGLang's allocator faces over the arena (`upstream_sglang` words stop here).
+
+SGLang's own factory (`init_unified_mamba_pools`) builds the byte buffer, the per-layer views, the
+KV pool and the request pool; we keep those and put our allocation policy behind its two
+allocators.  SGLang's "page" is our block, its "mamba slot" our state.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
+from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPoolAllocator
+from sglang.srt.mem_cache.unified_memory_pool import (
+    UnifiedMambaSlotAllocator,
+    UnifiedPoolBundle,
+    _reserved_floor_bytes,
+)
+
+from sglang.srt.runtime_context import get_memory
+from sglang.srt.utils.common import next_power_of_2
+
+from mempool import Geometry
+from sgl_kimi_k3.config import BACKEND
+from sgl_kimi_k3.arena import NO_IDS, Arena
+from sgl_kimi_k3.budget import JointPrefillBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mempool import IdArray
+    from sgl_kimi_k3.cache_adapter import KimiK3Cache
+
+logger = logging.getLogger(__name__)
+
+COMPACTION_BYTES_PER_CALL = 64 << 20
+
+
+def to_ids(ids: torch.Tensor) -> IdArray:
+    """Ids as an int64 numpy array on the host."""
+    return ids.detach().to("cpu", torch.int64).numpy()
+
+
+def around_factory(
+    original: Callable[..., UnifiedPoolBundle], **kwargs: Any
+) -> UnifiedPoolBundle:
+    """AROUND `unified_memory_pool.init_unified_mamba_pools`: ours where the tree is ours."""
+    if get_memory().radix_cache_backend != BACKEND:
+        return original(**kwargs)
+    return build_pools(original, **kwargs)
+
+
+def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> UnifiedPoolBundle:
+    """Run SGLang's factory, then put our arena behind its allocators.
+
+    Returns the factory's bundle with the allocators exchanged.
+    """
+    bundle = factory(**kwargs)
+    buffer = bundle.unified_memory_pool
+    kv, state = buffer.spec("full"), buffer.spec("mamba")
+    block_size = kwargs["page_size"]
+    geometry = Geometry(
+        total_bytes=buffer.total_bytes,
+        state_bytes=state.entry_bytes(),
+        block_bytes=kv.entry_bytes() * block_size,
+        block_size=block_size,
+        sink_bytes=_reserved_floor_bytes([kv, state], block_size),
+    )
+    arena = Arena(buffer._raw, geometry)  # noqa: SLF001  # SGLang offers no accessor
+    token_to_kv_pool, rows = bundle.token_to_kv_pool, bundle.req_to_token_pool
+    slots = StateSlotAllocator(arena, rows.mamba_pool.size)
+    allocator = ArenaAllocator(
+        arena=arena,
+        slots=slots,
+        unified_buffer=buffer,
+        kvcache=token_to_kv_pool,
+        dtype=kv.get_dtype(),
+        need_sort=kwargs["need_sort"],
+    )
+    rows.mamba_allocator = slots
+    rows.mamba_pool.host_transfer_translate = slots.translate
+    token_to_kv_pool._mamba_translate = slots.translate  # noqa: SLF001  # as the factory does
+    token_to_kv_pool.full_kv_pool.host_transfer_translate = allocator.translate_kv_loc
+    logger.info(
+        "kimi_k3 arena: %d bytes; a state is %d bytes, a block of %d token(s) %d bytes; "
+        "%d states or %d blocks fit",
+        geometry.total_bytes,
+        geometry.state_bytes,
+        geometry.block_size,
+        geometry.block_bytes,
+        geometry.max_states,
+        geometry.max_blocks,
+    )
+    return bundle._replace(token_to_kv_pool_allocator=allocator)
+
+
+class StateSlotAllocator(UnifiedMambaSlotAllocator):
+    """`req_to_token_pool.mamba_allocator`: states by virtual id.
+
+    `alloc_group_begin` takes nothing: stock reserves a state for every waiting request in each
+    scheduling pass, which shrinks the very budget that pass admits by.
+    """
+
+    def __init__(self, arena: Arena, max_size: int) -> None:
+        self._arena = arena
+        self._max_size = max_size
+        self._device = arena.device
+
+    @property
+    def virtual_to_physical(self) -> torch.Tensor:
+        """The id -> index table, int64 [max id + 1]."""
+        return self._arena.states.tensor
+
+    def translate(self, virtual_ids: torch.Tensor) -> torch.Tensor:
+        """Virtual state ids -> indices into the state views."""
+        return self._arena.states.tensor[virtual_ids]
+
+    def available_size(self) -> int:
+        """`size` minus live states: the view of SGLang's leak check, not a capacity."""
+        return self._max_size - self._arena.pool.live_states
+
+    def schedulable_available_size(self) -> int:
+        """How many states `alloc` can take now."""
+        return self._arena.pool.fundable_states()
+
+    @property
+    def free_slots(self) -> torch.Tensor:
+        """Unbound ids, for SGLang's leak report."""
+        unbound = np.flatnonzero(self._arena.pool.states.indices[1:] == 0) + 1
+        return torch.from_numpy(unbound).to(self._device)
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        """Take `need_size` states: int64 ids [need_size], or None with nothing taken."""
+        grant = self._arena.alloc(need_size, 0)
+        if grant is None:
+            return None
+        return torch.from_numpy(grant.states).to(self._device, non_blocking=True)
+
+    def free(self, free_index: torch.Tensor) -> None:
+        """Give states back."""
+        self._arena.free(to_ids(free_index), NO_IDS)
+
+    def clear(self) -> None:
+        """Free everything (SGLang clears both allocators together)."""
+        self._arena.clear()
+
+    def alloc_group_begin(self, num_reqs: int) -> None:
+        """Nothing is reserved ahead of admission."""
+
+    def alloc_group_end(self) -> None:
+        """Nothing was reserved."""
+
+    def is_slot_allocated(self, slot: int) -> bool:
+        """Whether the virtual id is live."""
+        return bool(self._arena.pool.states.indices[int(slot)])
+
+    def allocator_state_str(self) -> str:
+        """One line for SGLang's reports."""
+        return str(self._arena.pool.report())
+
+
+class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
+    """`token_to_kv_pool_allocator`: KV blocks by virtual id, and the scheduler's capacity hooks.
+
+    Token ids are `block id * block_size + offset`.  Subclasses SGLang's composite because its
+    id translator and admission recognise that class; none of its state is used.
+    """
+
+    def __init__(  # noqa: PLR0913  # the parts of SGLang's bundle
+        self,
+        *,
+        arena: Arena,
+        slots: StateSlotAllocator,
+        unified_buffer: Any,
+        kvcache: Any,
+        dtype: torch.dtype,
+        need_sort: bool,
+    ) -> None:
+        self.arena = arena
+        self.mamba_allocator = slots
+        self.unified_buffer = unified_buffer
+        self._kvcache = kvcache
+        self.page_size = arena.geometry.block_size
+        self.dtype = dtype
+        self.device = arena.device
+        self.need_sort = need_sort
+        self.lazy_compaction = True
+        self.free_pages = self.release_pages = None
+        self.free_group: list[torch.Tensor] | None = None
+        self._freed_blocks: list[IdArray] | None = None
+        self.tree: KimiK3Cache | None = None
+
+    # -- capacity --
+
+    @property
+    def size(self) -> int:
+        """Tokens that are allocated or could be now; the sum SGLang's leak check conserves."""
+        return self.available_size() + self.arena.pool.live_blocks * self.page_size
+
+    @property
+    def size_full(self) -> int:
+        """Highest token id the tables know."""
+        return self.arena.geometry.max_blocks * self.page_size
+
+    @property
+    def size_mamba(self) -> int:
+        """Highest number of states."""
+        return self.arena.geometry.max_states
+
+    @property
+    def draft_virtual_id_space(self) -> int:
+        """Token ids a draft model's tables must cover."""
+        return self.size_full
+
+    def available_size(self) -> int:
+        """Tokens that can be allocated now without evicting."""
+        return self.arena.pool.fundable_blocks() * self.page_size
+
+    def full_available_size(self) -> int:
+        """Same as `available_size`: one arena."""
+        return self.available_size()
+
+    def mamba_slot_full_token_cost(self) -> int:
+        """Tokens of KV whose bytes one state takes, rounded up."""
+        geometry = self.arena.geometry
+        return -(-geometry.state_bytes // geometry.block_bytes) * self.page_size
+
+    def create_prefill_budget(
+        self, tree_cache: KimiK3Cache, *, num_mixed_decode_tokens: int = 0
+    ) -> JointPrefillBudget:
+        """Admission's budget: free and evictable bytes of both kinds, counted once."""
+        return JointPrefillBudget(
+            self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens
+        )
+
+    def evict_to_free_tokens(self, tree_cache: KimiK3Cache, num_tokens: int) -> bool | None:
+        """Evict, whichever kind is cheaper, until `num_tokens` fit; False if they cannot."""
+        if tree_cache is None or not tree_cache.supports_prefix_sharing():
+            return None
+        return tree_cache.make_room(states=0, blocks=self._blocks_for(num_tokens))
+
+    def verify_byte_accounting(self) -> list[str]:
+        """Recount pool and tree from scratch; SGLang calls this when idle."""
+        tree = [] if self.tree is None else self.tree.violations()
+        return self.arena.pool.violations() + tree
+
+    def mamba_full_cache_donor(self) -> None:
+        """Stock's two-step donation is not needed: eviction already sees both kinds."""
+
+    def debug_print(self) -> str:
+        """One line for SGLang's logs."""
+        return str(self.arena.pool.report())
+
+    allocator_state_str = debug_print
+
+    def is_slot_allocated(self, slot: int) -> bool:
+        """Whether the token id's block is live."""
+        return bool(self.arena.pool.blocks.indices[int(slot) // self.page_size])
+
+    # -- allocation --
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _take(self, blocks: int) -> torch.Tensor | None:
+        grant = self.arena.alloc(0, blocks)
+        if grant is None:
+            return None
+        return torch.from_numpy(grant.blocks).to(self.device, non_blocking=True)
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        """Take whole blocks for `need_size` tokens: int64 token ids, or None."""
+        assert need_size % self.page_size == 0, (need_size, self.page_size)
+        blocks = self._take(need_size // self.page_size)
+        if blocks is None or self.page_size == 1:
+            return blocks
+        offsets = torch.arange(self.page_size, device=self.device)
+        return (blocks[:, None] * self.page_size + offsets).flatten()
+
+    def alloc_extend(  # noqa: PLR0913  # SGLang's signature
+        self,
+        prefix_lens: torch.Tensor,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
+        num_new_pages: int | None = None,
+    ) -> torch.Tensor | None:
+        """Token ids for the new part of each sequence; partly filled last blocks are filled first."""
+        size = self.page_size
+        if num_new_pages is None:
+            num_new_pages = int(
+                ((seq_lens_cpu + size - 1) // size - (prefix_lens_cpu + size - 1) // size).sum()
+            )
+        blocks = self._take(num_new_pages)
+        if blocks is None:
+            return None
+        out = torch.empty(extend_num_tokens, dtype=torch.int64, device=self.device)
+        if self.device.type == "cpu":
+            alloc_extend_naive(prefix_lens, seq_lens, last_loc, blocks, out, size, self.device)
+        else:
+            from sglang.srt.mem_cache.allocator.unified_sub_pool import (  # noqa: PLC0415
+                alloc_extend_kernel,  # Triton: not on every CPU install
+            )
+
+            batch = len(prefix_lens)
+            alloc_extend_kernel[(batch,)](
+                prefix_lens, seq_lens, last_loc, blocks, out, next_power_of_2(batch), size
+            )
+        return out
+
+    def alloc_decode(
+        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        """One token id per sequence, in its last block or a new one."""
+        starts_block = (seq_lens_cpu - 1) % self.page_size == 0
+        blocks = self._take(int(starts_block.sum()))
+        if blocks is None:
+            return None
+        out = last_loc.to(torch.int64) + 1
+        out[starts_block.to(self.device)] = blocks * self.page_size
+        return out
+
+    def free(self, free_index: torch.Tensor) -> None:
+        """Give back the blocks of these token ids (whole blocks, each named by any of its ids)."""
+        if free_index is None or free_index.numel() == 0:
+            return
+        ids = to_ids(free_index)
+        self._release(ids if self.page_size == 1 else np.unique(ids // self.page_size))
+
+    def free_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
+        """Give back a block-aligned run of one request's row; its end may be inside a block."""
+        assert start_pos % self.page_size == 0, (start_pos, self.page_size)
+        if free_index is not None and free_index.numel():
+            self._release(to_ids(free_index[:: self.page_size]) // self.page_size)
+
+    def _release(self, blocks: IdArray) -> None:
+        if self._freed_blocks is None:
+            self.arena.free(NO_IDS, blocks)
+        else:
+            self._freed_blocks.append(blocks.copy())
+
+    def free_group_begin(self) -> None:
+        """Hold frees until `free_group_end`, so that one result batch is one free."""
+        assert self._freed_blocks is None, "free groups cannot be nested"
+        self._freed_blocks = []
+
+    def free_group_end(self) -> None:
+        """Carry out the held frees."""
+        held, self._freed_blocks = self._freed_blocks, None
+        if held:
+            self.arena.free(NO_IDS, np.concatenate(held))
+
+    def flush_held_frees(self) -> None:
+        """Carry out held frees without ending the group: an allocation needs the bytes now."""
+        if self._freed_blocks:
+            held, self._freed_blocks = self._freed_blocks, []
+            self.arena.free(NO_IDS, np.concatenate(held))
+
+    def clear(self) -> None:
+        """Free everything; both of SGLang's clears may come, in any order."""
+        self._freed_blocks = None
+        self.arena.clear()
+
+    # -- translation --
+
+    @property
+    def full_v2p_page_table(self) -> torch.Tensor:
+        """The block id -> index table that SGLang's kernels gather through."""
+        return self.arena.blocks.tensor
+
+    def translate_kv_loc(
+        self, loc: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Virtual -> physical token ids; padding (negative or unbound) lands on the sink, 0."""
+        known = loc.to(torch.int64).clamp(min=0)
+        if self.page_size == 1:
+            result = self.arena.blocks.tensor[known]
+        else:
+            index = self.arena.blocks.tensor[known // self.page_size]
+            result = torch.where(index > 0, index * self.page_size + known % self.page_size, 0)
+        if out is None:
+            return result
+        out.copy_(result)
+        return out
+
+    def translate_write_loc(
+        self,
+        loc: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        out_width: int | None = None,
+    ) -> torch.Tensor:
+        """Where the forward writes: as `translate_kv_loc`, padded with the sink to `out_width`."""
+        result = self.translate_kv_loc(loc)
+        if out is None and (out_width is None or out_width == result.shape[0]):
+            return result
+        if out is None:
+            out = torch.zeros(out_width, dtype=result.dtype, device=result.device)
+        out[: result.shape[0]].copy_(result)
+        out[result.shape[0] :].zero_()
+        return out
+
+    def translate_kv_indices_for_transfer(self, kv_indices: torch.Tensor) -> torch.Tensor:
+        """Physical token ids for a KV transfer."""
+        return self.translate_kv_loc(kv_indices)
+
+    # -- compaction hooks --
+
+    def flush_opportunistic(self) -> int:
+        """Retreat the frontiers a little while nothing runs; returns the number of moves."""
+        return self.arena.compact(COMPACTION_BYTES_PER_CALL)
+
+    def prewarm_compaction(self) -> None:
+        """Nothing to compile: moves are plain copies."""
+
+    def set_latest_forward_done_event(self, event: Any) -> None:
+        """Moves run on the forward's stream order; no event is needed."""
+
+    def set_inflight_forward(self, forward_done: Any, out_cache_loc_virtual: Any) -> None:
+        """Moves run on the forward's stream order; no write set is needed."""
+
+    def _move_gate_targets(self) -> Sequence[Any]:
+        raise ValueError(
+            "--radix-cache-backend kimi_k3 does not support PD disaggregation or HiCache yet: "
+            "drop --disaggregation-mode / --enable-hierarchical-cache"
+        )

@@ -1,0 +1,86 @@
+"""What `--radix-cache-backend kimi_k3` implies for SGLang's other flags, decided while they resolve.
+
+Set here rather than in our command line alone, so that `sglang serve` and
+`python -m sglang.launch_server` with that one flag behave the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+from sgl_kimi_k3.config import BACKEND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SOURCE = "sgl_kimi_k3"
+
+# (flag, attribute, value that works, why)
+REFUSED: tuple[tuple[str, str, Any, str], ...] = (
+    ("--enable-hierarchical-cache", "enable_hierarchical_cache", False, "states have no host tier yet"),
+    ("--enable-lmcache", "enable_lmcache", False, "it reads device memory by virtual id"),
+    ("--disaggregation-mode", "disaggregation_mode", "null", "states are not transferred yet"),
+    ("--enable-mixed-chunk", "enable_mixed_chunk", False, "a mixed step cannot end a chunk on a stop"),
+    ("--enable-dp-attention", "enable_dp_attention", False, "not run yet"),
+    ("--pp-size", "pp_size", 1, "each stage would plan its own stops"),
+    ("--dcp-size", "dcp_size", 1, "widened pages are not run yet"),
+    ("--speculative-algorithm", "speculative_algorithm", None, "draft states are not tracked yet"),
+)
+
+
+def resolve(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND `platform_hook.handle_cpu_backends`: the first step that knows the device."""
+    view = resolving_view(server_args)
+    if view.radix_cache_backend == BACKEND:
+        refuse_unsupported(view)
+        decided: dict[str, Any] = {
+            "enable_unified_memory": True,
+            "mamba_radix_cache_strategy": "no_buffer",
+            "disable_overlap_schedule": True,
+        }
+        if view.device == "cpu" and view.attention_backend is None:
+            decided["attention_backend"] = "torch_native"
+        declare_resolution(server_args, SOURCE, **decided)
+    original(server_args)
+
+
+def page_major_layout(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND `kv_cache_hook.handle_page_major_kv_layout`.
+
+    Stock allows kernels that honour the envelope's strides; on the CPU ours does, and stock's list
+    does not name it.
+    """
+    view = resolving_view(server_args)
+    if view.radix_cache_backend == BACKEND and view.device == "cpu":
+        declare_resolution(server_args, SOURCE, enable_page_major_kv_layout=True)
+        return
+    original(server_args)
+
+
+def refuse_unsupported(view: Any) -> None:
+    """Raise ValueError naming the flag, its value and the fix for what this backend cannot do."""
+    for flag, attribute, works, why in REFUSED:
+        value = getattr(view, attribute)
+        if value != works and not (value is None and works in (1, False)):
+            raise ValueError(
+                f"--radix-cache-backend {BACKEND} does not support {flag} (got {value!r}): {why}. "
+                f"Drop {flag}."
+            )
+    if view.page_size not in (None, 1):
+        raise ValueError(
+            f"--radix-cache-backend {BACKEND} runs with --page-size 1 (got {view.page_size}): "
+            "states are captured at chunk ends, which need not be page ends. Drop --page-size."
+        )
+    strategy = view.mamba_radix_cache_strategy
+    if strategy not in ("auto", "no_buffer"):
+        raise ValueError(
+            f"--radix-cache-backend {BACKEND} captures states by cutting chunks and needs "
+            f"--mamba-radix-cache-strategy no_buffer (got {strategy!r}). Drop the flag."
+        )
+    if view.device == "cpu" and view.attention_backend not in (None, "torch_native"):
+        raise ValueError(
+            f"--attention-backend {view.attention_backend} cannot run the portable model on a CPU. "
+            "Use --attention-backend torch_native or drop the flag."
+        )

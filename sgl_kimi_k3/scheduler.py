@@ -1,0 +1,109 @@
+"""From stops to chunk lengths: SGLang's prefill admission with chunks that end where states are kept.
+
+No tree access here; the cache adapter answers "where is this request's next stop".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from sglang.srt.runtime_context import get_memory, get_schedule
+
+from sgl_kimi_k3.config import BACKEND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.schedule_policy import _PrefillAdmission
+
+    from sgl_kimi_k3.cache_adapter import KimiK3Cache
+
+
+class StopAwareAdder(PrefillAdder):
+    """Cuts a prefill at its next stop.
+
+    SGLang tracks one request whose prefill is unfinished.  While there is one, a request that needs
+    a cut for a state others will use waits for the next pass, so that of a burst with one new
+    prefix the first computes it and the rest resume there; opportunistic stops are skipped instead.
+    """
+
+    tree_cache: KimiK3Cache
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # SGLang adds evictable states to free ones; what counts is which states fit once both
+        # kinds have been evicted.
+        self.rem_mamba_slots = self.tree_cache.reclaimable_states()
+
+    def _select_prefill_admission(
+        self, req: Req, *, has_chunked_req: bool = False, **kwargs: Any
+    ) -> _PrefillAdmission | AddReqResult:
+        admission = super()._select_prefill_admission(
+            req, has_chunked_req=has_chunked_req, **kwargs
+        )
+        if isinstance(admission, AddReqResult):
+            return admission
+        self.tree_cache.plan(req)
+        occupied = has_chunked_req or self.new_chunked_req is not None
+        if occupied and admission.is_chunked:
+            return AddReqResult.OTHER
+        stop = self.tree_cache.next_stop(req, only_firm=occupied)
+        if stop is None or stop >= admission.prefix_len + admission.extend_len:
+            return admission
+        if occupied:
+            return AddReqResult.OTHER
+        return replace(
+            admission, extend_len=stop - admission.prefix_len, is_chunked=True, max_new_tokens=0
+        )
+
+    def _commit_prefill_admission(self, req: Req, *args: Any, **kwargs: Any) -> None:
+        super()._commit_prefill_admission(req, *args, **kwargs)
+        self.tree_cache.admitted(req)
+
+    def add_chunked_req(self, req: Req) -> Req | None:
+        """Continue the one unfinished prefill, up to its next stop."""
+        stop = self.tree_cache.next_stop(req, only_firm=False)
+        if stop is not None and stop < len(req.full_untruncated_fill_ids):
+            room = stop - req.prefix_len
+            limit = self.chunked_req_limit
+            self.chunked_req_limit = room if limit is None else min(limit, room)
+        return super().add_chunked_req(req)
+
+
+def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:
+    """AROUND `Scheduler.get_prefill_adder_class`: ours where the tree is ours."""
+    stock = original(scheduler)
+    return StopAwareAdder if is_ours(scheduler.tree_cache) else stock
+
+
+def release_retracted(original: Callable[..., bool], *, req: Req, **kwargs: Any) -> bool:
+    """AROUND `schedule_batch.release_req`: a retracted request leaves its latest state in the tree."""
+    tree_cache = kwargs["tree_cache"]
+    if is_ours(tree_cache):
+        tree_cache.retract(req)
+    return original(req=req, **kwargs)
+
+
+def is_ours(tree_cache: Any) -> bool:
+    """Whether SGLang's tree cache is this backend's."""
+    from sgl_kimi_k3.cache_adapter import KimiK3Cache  # noqa: PLC0415  # imported by it
+
+    return isinstance(tree_cache, KimiK3Cache)
+
+
+def max_running_requests(original: Callable[..., int], configurator: Any, tokens: int) -> int:
+    """AROUND `KVCacheConfigurator.resolve_max_num_reqs`: no static states-per-request ratio.
+
+    Stock caps concurrency at `max_mamba_cache_size // 3..5` slots.  Here admission counts bytes, so
+    only what was asked for and what the token capacity allows remain.
+    """
+    if get_memory().radix_cache_backend != BACKEND or configurator.mambaish_config is None:
+        return original(configurator, tokens)
+    ceiling = min(max(int(tokens / configurator.model_config.context_len * 512), 2048), 4096)
+    asked = get_schedule().max_running_requests
+    if asked is not None:
+        ceiling = max(1, asked // configurator.attn_dp_size)
+    return max(1, min(ceiling, tokens // 2))
