@@ -279,7 +279,7 @@ def main() -> None:
     """Write the model and print where it is."""
     parser = argparse.ArgumentParser(description="Write the small K3 and print its folder.")
     parser.add_argument("folder", nargs="?", type=Path, help=f"default: {default_folder()}")
-    print(ensure(parser.parse_args().folder))  # noqa: T201 - the command's output
+    print(ensure(parser.parse_args().folder))
 
 
 if __name__ == "__main__":
