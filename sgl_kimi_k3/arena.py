@@ -66,9 +66,7 @@ class Arena:
         """True iff `alloc(states, blocks)` would succeed now."""
         return self.pool.fits(states, blocks)
 
-    def fits_after(
-        self, states: int, blocks: int, *, freed_states: int, freed_blocks: int
-    ) -> bool:
+    def fits_after(self, states: int, blocks: int, *, freed_states: int, freed_blocks: int) -> bool:
         """The same question if that many live ones were freed first."""
         return self.pool.fits_after(
             states, blocks, freed_states=freed_states, freed_blocks=freed_blocks

@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchResult,
 )
 
-from radix import CacheConfig, Kind, PrefixCache
+from radix import CacheConfig, Costs, Kind, PrefixCache
 from sgl_kimi_k3.arena import NO_IDS
 from sgl_kimi_k3.metrics import Metrics
 from sgl_kimi_k3.pool_adapter import to_ids
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from sgl_kimi_k3.config import Options
     from sgl_kimi_k3.pool_adapter import ArenaAllocator
     from sgl_kimi_k3.trace import TraceWriter
+
+# Opportunistic states leave room for new work: these states and one part in so many of the arena.
+RESERVED_STATES = 2
+RESERVED_SHARE = 8
 
 Namespace = tuple[str | None, str | None]
 
@@ -76,6 +80,7 @@ class KimiK3Cache(BasePrefixCache):
         self.sliding_window_size = None
         self.root_node = None
         self.arena = self.token_to_kv_pool_allocator.arena
+        geometry = self.arena.geometry
         self.options = options
         self.rule = rule
         self.trace = trace
@@ -87,6 +92,12 @@ class KimiK3Cache(BasePrefixCache):
                 interval=options.interval,
                 opportunistic=options.opportunistic,
                 ghost_tokens=options.ghost_tokens,
+                reserve_states=RESERVED_STATES,
+                reserve_blocks=geometry.max_blocks // RESERVED_SHARE,
+                costs=Costs(
+                    state_bytes=geometry.state_bytes,
+                    token_bytes=geometry.block_bytes // geometry.block_size,
+                ),
             ),
         )
         self.token_to_kv_pool_allocator.tree = self
@@ -165,7 +176,9 @@ class KimiK3Cache(BasePrefixCache):
 
     def dec_lock_ref(self, node: Any, params: DecLockRefParams | None = None) -> DecLockRefResult:
         """Not used: `unlock` takes the receipt."""
-        raise AssertionError(f"dec_lock_ref on {type(self).__name__}: use unlock({node!r}, {params})")
+        raise AssertionError(
+            f"dec_lock_ref on {type(self).__name__}: use unlock({node!r}, {params})"
+        )
 
     # -- one request's life --
 
@@ -183,10 +196,9 @@ class KimiK3Cache(BasePrefixCache):
         req.kimi_k3_stops = {stop.depth: stop.kind for stop in stops}
 
     def next_stop(self, req: Req, *, only_firm: bool) -> int | None:
-        """First depth past `req.prefix_len` at which a chunk of this request should end.
+        """First depth past `req.prefix_len` at which a chunk of `req` should end.
 
-        Args:
-            only_firm: leave out the opportunistic ones.
+        `only_firm` leaves out the opportunistic ones.
         """
         stops: dict[int, Kind] = getattr(req, "kimi_k3_stops", {})
         wanted = (
@@ -261,7 +273,7 @@ class KimiK3Cache(BasePrefixCache):
     def _commit(
         self, req: Req, up_to: int, offers: list[tuple[int, int, Kind]], *, finished: bool
     ) -> Commit:
-        """Hand [cache_protected_len, up_to) to the tree and rewrite the row where it had it already."""
+        """Hand [cache_protected_len, up_to) to the tree; rewrite the row where it had it already."""
         start = req.kv.cache_protected_len
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
         end = up_to // self.page_size * self.page_size
@@ -395,14 +407,6 @@ class KimiK3Cache(BasePrefixCache):
     def pretty_print(self) -> None:
         """Print the same (SGLang calls it before it raises)."""
         print(self.available_and_evictable_str())  # noqa: T201  # SGLang's contract
-
-    def all_values_flatten(self) -> torch.Tensor:
-        """Token ids in the tree, for SGLang's leak dump."""
-        return self._token_ids(self.cache.resident_ids()[1])
-
-    def all_mamba_values_flatten(self) -> torch.Tensor:
-        """State ids in the tree, for SGLang's leak dump."""
-        return self._tensor(self.cache.resident_ids()[0])
 
     def _publish(self) -> None:
         if self.metrics is not None:

@@ -1,4 +1,4 @@
-"""The SGLang this backend was written against: exact version, every symbol and signature it touches.
+"""The SGLang this backend was written against: version, symbols and signatures.
 
 A mismatch is one error that names it.  The signature table is checked by a test against the
 installed wheel, so an SGLang upgrade starts here.

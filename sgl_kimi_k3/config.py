@@ -1,13 +1,16 @@
 """Options of the backend: environment variables `KIMI_K3_*`, read once per process.
 
-SGLang 0.5.23 has no seam for new server flags, so options travel by environment; `sgl-kimi-k3 serve`
-sets them, and every scheduler process inherits the same values.  Imports neither torch nor sglang.
+SGLang 0.5.23 has no seam for new server flags, so options travel by environment;
+`sgl-kimi-k3 serve` sets them, and every scheduler process inherits the same values.  Imports neither torch nor sglang.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BACKEND = "kimi_k3"  # the value of --radix-cache-backend
 PREFIX = "KIMI_K3_"
@@ -56,7 +59,9 @@ class Options:
                 )
         for name in ("ghost_tokens", "decode_interval"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{PREFIX}{name.upper()}={getattr(self, name)}: must not be negative")
+                raise ValueError(
+                    f"{PREFIX}{name.upper()}={getattr(self, name)}: must not be negative"
+                )
         _one_of("boundaries", self.boundaries, ("auto", "off"))
         _one_of("model", self.model, ("auto", "portable"))
 

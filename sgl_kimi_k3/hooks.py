@@ -93,7 +93,7 @@ def _wrapped(function: Any, hook: Hook) -> bool:
     """Whether one of the closures around `function` is ours for this hook."""
     pending = [function]
     seen = 0
-    while pending and seen < 32:  # noqa: PLR2004  # deeper than any chain of plugins
+    while pending and seen < 32:  # deeper than any chain of plugins
         seen += 1
         current = pending.pop()
         if getattr(current, _MARK, None) == hook.wrapper:

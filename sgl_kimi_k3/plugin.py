@@ -61,7 +61,7 @@ def _register_backend(factory: Callable[[Any], Any]) -> None:
 
 
 def _refuse(reason: str) -> Callable[[Any], Any]:
-    def factory(context: Any) -> Any:
+    def factory(_context: Any) -> Any:
         raise compat.IncompatibleError(reason)
 
     return factory

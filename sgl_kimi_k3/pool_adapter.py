@@ -19,14 +19,13 @@ from sglang.srt.mem_cache.unified_memory_pool import (
     UnifiedPoolBundle,
     _reserved_floor_bytes,
 )
-
 from sglang.srt.runtime_context import get_memory
 from sglang.srt.utils.common import next_power_of_2
 
 from mempool import Geometry
-from sgl_kimi_k3.config import BACKEND
 from sgl_kimi_k3.arena import NO_IDS, Arena
 from sgl_kimi_k3.budget import JointPrefillBudget
+from sgl_kimi_k3.config import BACKEND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,9 +43,7 @@ def to_ids(ids: torch.Tensor) -> IdArray:
     return ids.detach().to("cpu", torch.int64).numpy()
 
 
-def around_factory(
-    original: Callable[..., UnifiedPoolBundle], **kwargs: Any
-) -> UnifiedPoolBundle:
+def around_factory(original: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> UnifiedPoolBundle:
     """AROUND `unified_memory_pool.init_unified_mamba_pools`: ours where the tree is ours."""
     if get_memory().radix_cache_backend != BACKEND:
         return original(**kwargs)
@@ -126,12 +123,6 @@ class StateSlotAllocator(UnifiedMambaSlotAllocator):
         """How many states `alloc` can take now."""
         return self._arena.pool.fundable_states()
 
-    @property
-    def free_slots(self) -> torch.Tensor:
-        """Unbound ids, for SGLang's leak report."""
-        unbound = np.flatnonzero(self._arena.pool.states.indices[1:] == 0) + 1
-        return torch.from_numpy(unbound).to(self._device)
-
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Take `need_size` states: int64 ids [need_size], or None with nothing taken."""
         grant = self._arena.alloc(need_size, 0)
@@ -169,7 +160,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
     id translator and admission recognise that class; none of its state is used.
     """
 
-    def __init__(  # noqa: PLR0913  # the parts of SGLang's bundle
+    def __init__(  # the parts of SGLang's bundle
         self,
         *,
         arena: Arena,
@@ -232,9 +223,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         self, tree_cache: KimiK3Cache, *, num_mixed_decode_tokens: int = 0
     ) -> JointPrefillBudget:
         """Admission's budget: free and evictable bytes of both kinds, counted once."""
-        return JointPrefillBudget(
-            self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens
-        )
+        return JointPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
 
     def evict_to_free_tokens(self, tree_cache: KimiK3Cache, num_tokens: int) -> bool | None:
         """Evict, whichever kind is cheaper, until `num_tokens` fit; False if they cannot."""
@@ -280,7 +269,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         offsets = torch.arange(self.page_size, device=self.device)
         return (blocks[:, None] * self.page_size + offsets).flatten()
 
-    def alloc_extend(  # noqa: PLR0913  # SGLang's signature
+    def alloc_extend(  # SGLang's signature
         self,
         prefix_lens: torch.Tensor,
         prefix_lens_cpu: torch.Tensor,
@@ -290,7 +279,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         extend_num_tokens: int,
         num_new_pages: int | None = None,
     ) -> torch.Tensor | None:
-        """Token ids for the new part of each sequence; partly filled last blocks are filled first."""
+        """Token ids for the new part of each sequence; a partly filled last block goes first."""
         size = self.page_size
         if num_new_pages is None:
             num_new_pages = int(

@@ -1,6 +1,6 @@
-"""What `--radix-cache-backend kimi_k3` implies for SGLang's other flags, decided while they resolve.
+"""What `--radix-cache-backend kimi_k3` implies for SGLang's other flags.
 
-Set here rather than in our command line alone, so that `sglang serve` and
+Decided while SGLang resolves its flags rather than in our command line alone, so that `sglang serve` and
 `python -m sglang.launch_server` with that one flag behave the same.
 """
 
@@ -19,10 +19,20 @@ SOURCE = "sgl_kimi_k3"
 
 # (flag, attribute, value that works, why)
 REFUSED: tuple[tuple[str, str, Any, str], ...] = (
-    ("--enable-hierarchical-cache", "enable_hierarchical_cache", False, "states have no host tier yet"),
+    (
+        "--enable-hierarchical-cache",
+        "enable_hierarchical_cache",
+        False,
+        "states have no host tier",
+    ),
     ("--enable-lmcache", "enable_lmcache", False, "it reads device memory by virtual id"),
     ("--disaggregation-mode", "disaggregation_mode", "null", "states are not transferred yet"),
-    ("--enable-mixed-chunk", "enable_mixed_chunk", False, "a mixed step cannot end a chunk on a stop"),
+    (
+        "--enable-mixed-chunk",
+        "enable_mixed_chunk",
+        False,
+        "a mixed step cannot end on a stop",
+    ),
     ("--enable-dp-attention", "enable_dp_attention", False, "not run yet"),
     ("--pp-size", "pp_size", 1, "each stage would plan its own stops"),
     ("--dcp-size", "dcp_size", 1, "widened pages are not run yet"),

@@ -1,4 +1,4 @@
-"""From stops to chunk lengths: SGLang's prefill admission with chunks that end where states are kept.
+"""From stops to chunk lengths: SGLang's prefill admission, cut where states are kept.
 
 No tree access here; the cache adapter answers "where is this request's next stop".
 """
@@ -80,7 +80,7 @@ def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:
 
 
 def release_retracted(original: Callable[..., bool], *, req: Req, **kwargs: Any) -> bool:
-    """AROUND `schedule_batch.release_req`: a retracted request leaves its latest state in the tree."""
+    """AROUND `schedule_batch.release_req`: a retracted request leaves its latest state."""
     tree_cache = kwargs["tree_cache"]
     if is_ours(tree_cache):
         tree_cache.retract(req)

@@ -1,0 +1,135 @@
+"""What will fit: bytes per state and block, and the limits a server will really have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mempool import Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """One rank's plan.
+
+    Attributes:
+        state_bytes: one request's KDA state over all layers.
+        token_bytes: one token's MLA rows over all layers.
+        geometry: the arena, or None while its size is unknown (a GPU server profiles it after
+            loading the weights).
+        asked_requests: `--max-running-requests`, None if unset.
+        asked_tokens: `--max-total-tokens`, None if unset.
+    """
+
+    state_bytes: int
+    token_bytes: int
+    geometry: Geometry | None
+    asked_requests: int | None
+    asked_tokens: int | None
+
+    def lines(self) -> Iterator[str]:
+        """The plan for people."""
+        yield (
+            f"one KDA state {_size(self.state_bytes)}, one token of MLA KV "
+            f"{_size(self.token_bytes)}: a state weighs {self.state_bytes / self.token_bytes:,.0f} "
+            "tokens of KV"
+        )
+        if self.geometry is None:
+            yield "arena: sized from free GPU memory after loading; its size is logged at start"
+            return
+        geometry = self.geometry
+        tokens = geometry.max_blocks * geometry.block_size
+        longest = self.longest_request()
+        yield (
+            f"arena {_size(geometry.total_bytes)}, shared without a split: "
+            f"{geometry.max_states:,} states or {tokens:,} tokens; "
+            f"longest single request {longest:,} tokens"
+            + (f" (asked for {self.asked_tokens:,} tokens)" if self.asked_tokens else "")
+        )
+        yield (
+            f"requests of 1,000 tokens at once: {self.concurrent(1000):,}"
+            + (f", limited to {self.asked_requests:,} as asked" if self.asked_requests else "")
+        )
+
+    def longest_request(self) -> int:
+        """Tokens that fit beside one live state."""
+        assert self.geometry is not None
+        geometry = self.geometry
+        return geometry.blocks_above(geometry.state_end(1)) * geometry.block_size
+
+    def concurrent(self, tokens: int) -> int:
+        """How many requests of `tokens` tokens fit at once, nothing cached."""
+        assert self.geometry is not None
+        blocks = self.geometry.blocks_of(tokens)
+        low, high = 0, self.geometry.max_states
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.geometry.state_end(middle) <= self.geometry.block_start(middle * blocks):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def plan_of(server_args: Any) -> MemoryPlan:
+    """The plan for resolved SGLang arguments.
+
+    Raises:
+        ValueError: the model has no KDA state, or the pool cannot hold one request.
+    """
+    from sglang.srt.arg_groups.model_override_base import model_config_of  # noqa: PLC0415
+    from sglang.srt.arg_groups.overrides import resolving_view  # noqa: PLC0415
+    from sglang.srt.configs.hybrid_arch import mambaish_config  # noqa: PLC0415
+
+    view, model = resolving_view(server_args), model_config_of(server_args)
+    hybrid = mambaish_config(model)
+    if hybrid is None:
+        raise ValueError(
+            f"{view.model_path} ({model.hf_config.architectures}) has no recurrent state; this "
+            "backend serves Kimi K3 and Kimi Linear. Use plain `sglang serve`."
+        )
+    state_bytes = hybrid.mamba2_cache_params.mamba_cache_per_req
+    itemsize = {"fp8_e4m3": 1, "fp8_e5m2": 1}.get(view.kv_cache_dtype, model.dtype.itemsize)
+    row = (model.kv_lora_rank + model.qk_rope_head_dim) * itemsize
+    token_bytes = -(-len(hybrid.full_attention_layer_ids) * row // 32) * 32
+    return MemoryPlan(
+        state_bytes=state_bytes,
+        token_bytes=token_bytes,
+        geometry=_geometry(view, state_bytes, token_bytes),
+        asked_requests=view.max_running_requests,
+        asked_tokens=view.max_total_tokens,
+    )
+
+
+def _geometry(view: Any, state_bytes: int, token_bytes: int) -> Geometry | None:
+    """Where both sizes are given, SGLang's arena is exactly their sum."""
+    from mempool import Geometry  # noqa: PLC0415  # numpy only
+
+    if view.max_total_tokens is None or view.max_mamba_cache_size is None:
+        return None
+    try:
+        geometry = Geometry(
+            total_bytes=view.max_total_tokens * token_bytes
+            + view.max_mamba_cache_size * state_bytes,
+            state_bytes=state_bytes,
+            block_bytes=token_bytes * (view.page_size or 1),
+            block_size=view.page_size or 1,
+        )
+        # SGLang's own floor: the state of one request and two more to work with.
+        geometry.require(states=3, blocks=1, flag="--max-mamba-cache-size or --max-total-tokens")
+    except ValueError as error:
+        raise ValueError(
+            f"--max-total-tokens {view.max_total_tokens} with --max-mamba-cache-size "
+            f"{view.max_mamba_cache_size} is too small: {error}"
+        ) from None
+    return geometry
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
