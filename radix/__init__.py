@@ -1,1 +1,31 @@
 """Which prefixes and which states to keep."""
+
+from radix.cache import PrefixCache
+from radix.eviction import ConsumedLru, EvictionPolicy
+from radix.lease import Lease, admit
+from radix.ports import GrantLike, PoolPort
+from radix.report import Loss, Report
+from radix.tokens import IdArray, TokenArray
+from radix.values import CacheConfig, Commit, Costs, Kind, Match, Pin, SlotId, Stop
+
+__all__ = [
+    "CacheConfig",
+    "Commit",
+    "ConsumedLru",
+    "Costs",
+    "EvictionPolicy",
+    "GrantLike",
+    "IdArray",
+    "Kind",
+    "Lease",
+    "Loss",
+    "Match",
+    "Pin",
+    "PoolPort",
+    "PrefixCache",
+    "Report",
+    "SlotId",
+    "Stop",
+    "TokenArray",
+    "admit",
+]

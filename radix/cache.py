@@ -1,0 +1,471 @@
+"""PrefixCache: which prefixes and states are kept, over a pool that only counts.
+
+Every call is deterministic: no clock, no randomness, no iteration over sets. One call is one
+atomic change; a call that raises ValueError has changed nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radix import report as reporting
+from radix.checkpoint import Checkpoint
+from radix.eviction import ConsumedLru, EvictionPolicy
+from radix.retention import plan_stops
+from radix.tokens import NO_IDS, IdArray, TokenArray
+from radix.tree import Node, Tree, Walk, new_root, nodes_below
+from radix.values import CacheConfig, Commit, Kind, Match, Pin, SlotId, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from radix.ports import GrantLike, PoolPort
+
+_ENDS = (Kind.PROMPT_END, Kind.TURN_END, Kind.RETRACT)
+_NOWHERE = Walk((), None, 0, 0)
+
+Offer = tuple[int, SlotId, Kind]
+
+
+class PrefixCache:
+    """A sparse radix tree of KV blocks with state checkpoints at chosen depths.
+
+    `pool` is asked for room and given back what is evicted; `policy` orders the victims.
+    Depths are token counts from 0. Ids are the pool's.
+    """
+
+    def __init__(
+        self, pool: PoolPort, config: CacheConfig, policy: EvictionPolicy | None = None
+    ) -> None:
+        self.config = config
+        self.counters = reporting.Counters()
+        self.roots: dict[Hashable, Node] = {}
+        self.pins: dict[int, Pin] = {}
+        self.states = 0  # checkpoints in the tree
+        self.blocks = 0  # KV blocks in the tree
+        self.protected_states = 0  # checkpoints that a pin ends at
+        self.protected_blocks = 0  # blocks on the way to a pin
+        self.ghost_tokens = 0
+        self.tick = 0  # logical time: touches and commits
+        self._pool = pool
+        self._policy = ConsumedLru() if policy is None else policy
+        self._tree = Tree(config.block_size)
+        self._serial = 0
+        self._ghost_leaves: list[tuple[int, int, Node]] = []  # oldest first; void entries stay
+
+    # -- looking up -------------------------------------------------------------------------
+
+    def match(self, tokens: TokenArray, namespace: Hashable, *, limit: int | None = None) -> Match:
+        """What is known of `tokens` (int64, 1-D). Pure.
+
+        `resume_len` is at most `limit` and at most len(tokens) - 1: the last token is always
+        computed, and a state that contains it must not be restored. Costs per edge and per
+        32,768 compared tokens.
+        """
+        cap = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
+        root = self.roots.get(namespace)
+        walk = _NOWHERE if root is None else self._tree.walk(root, tokens)
+        usable = (n for n in reversed(walk.path) if n.checkpoint is not None and n.end <= cap)
+        node = next(usable, None)
+        resume = 0 if node is None else node.end
+        checkpoint = None if node is None else node.checkpoint
+        reach = min(walk.matched_len, cap)
+        grid = self.config.grid
+        junction = reach - reach % grid
+        passed = walk.path if walk.partial is None else (*walk.path, walk.partial)
+        last = passed[-1] if passed else root
+        return Match(
+            namespace=namespace,
+            matched_len=walk.matched_len,
+            resident_len=walk.resident_len,
+            resume_len=resume,
+            junction=junction if reach - resume >= grid and junction > resume else None,
+            slot=None if checkpoint is None else checkpoint.slot,
+            prompt_len=len(tokens),
+            limit=cap,
+            evicted_len=max((n.evicted_at for n in passed if n.evicted_at <= reach), default=0),
+            diverged=walk.partial is not None or bool(last is not None and last.children),
+            kind=None if checkpoint is None else checkpoint.kind,
+            node=node,
+            tokens=tokens,
+        )
+
+    def stops(
+        self, match: Match, *, start: int, prompt_len: int, boundaries: Sequence[int] = ()
+    ) -> tuple[Stop, ...]:
+        """Sorted depths in (start, prompt_len] at which the prefill should leave a state. Pure.
+
+        Opportunistic depths are planned only if the pool, evicting nothing, has room for all the
+        planned states, the blocks of [start, prompt_len) and the configured reserve.
+        """
+        config = self.config
+        blocks = -(-(prompt_len - start) // config.block_size) + config.reserve_blocks
+        return plan_stops(
+            config,
+            start=start,
+            prompt_len=prompt_len,
+            junction=match.junction,
+            boundaries=boundaries,
+            spare=lambda n: self._pool.fits(n + config.reserve_states, blocks),
+        )
+
+    def record(self, match: Match) -> None:
+        """Count a request once, when it is first scheduled."""
+        self.counters.record(match)
+
+    # -- holding ----------------------------------------------------------------------------
+
+    def pin(self, match: Match) -> Pin:
+        """Protect KV [0, resume_len) and the state there. O(edges of the path).
+
+        Raises ValueError if the checkpoint was evicted since the match: match again.
+        """
+        node = self._current(match)
+        if node is None:
+            node = self.roots.setdefault(match.namespace, new_root())
+        return self._hold(node, match.namespace)
+
+    def _current(self, match: Match) -> Node | None:
+        node = match.node
+        if node is not None and (node.checkpoint is None or node.checkpoint.slot != match.slot):
+            raise ValueError(f"stale match: the state at {match.resume_len} is gone, match again")
+        return node
+
+    def _hold(self, node: Node, namespace: Hashable) -> Pin:
+        checkpoint = node.checkpoint
+        node.pins += 1
+        if checkpoint is not None and node.pins == 1:
+            self._policy.remove(checkpoint)
+            self.protected_states += 1
+        for above in node.lineage():
+            above.refs += 1
+            if above.refs == 1 and above.blocks is not None:
+                self.protected_blocks += len(above.blocks)
+        self._serial += 1
+        slot = None if checkpoint is None else checkpoint.slot
+        pin = Pin(self._serial, namespace, node.end, slot, node)
+        self.pins[pin.serial] = pin
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """Let go. Raises ValueError for a pin that is not open here."""
+        self._check_open(pin)
+        del self.pins[pin.serial]
+        node = pin.node
+        node.pins -= 1
+        if node.checkpoint is not None and node.pins == 0:
+            self.protected_states -= 1
+            self._policy.insert(node.checkpoint)
+        for above in node.lineage():
+            above.refs -= 1
+            if above.refs == 0 and above.blocks is not None:
+                self.protected_blocks -= len(above.blocks)
+        self._forget_empty(pin.namespace)
+
+    def _check_open(self, pin: Pin) -> None:
+        if self.pins.get(pin.serial) is not pin:
+            raise ValueError(f"pin {pin.serial} at {pin.depth} is not open in this cache")
+
+    def _forget_empty(self, namespace: Hashable) -> None:
+        root = self.roots.get(namespace)
+        if root is not None and not root.refs and not root.children:
+            del self.roots[namespace]
+
+    def touch(self, pin: Pin) -> None:
+        """Mark the pinned checkpoint, and no other, as consumed by a request."""
+        self._check_open(pin)
+        self.tick += 1
+        checkpoint = pin.node.checkpoint
+        if checkpoint is not None:
+            checkpoint.used = self.tick
+            checkpoint.hits += 1
+            checkpoint.superseded = False
+
+    def path_blocks(self, held: Pin | Match) -> IdArray:
+        """Block ids of [0, depth) of a pin, or of [0, resume_len) of a current match."""
+        node = held.node if isinstance(held, Pin) else self._current(held)
+        if node is None or node.parent is None:
+            return NO_IDS
+        pieces = [above.blocks for above in node.lineage() if above.blocks is not None]
+        return np.concatenate(pieces[::-1])
+
+    # -- making room ------------------------------------------------------------------------
+
+    @property
+    def evictable_states(self) -> int:
+        """Checkpoints that no pin ends at."""
+        return self.states - self.protected_states
+
+    @property
+    def evictable_blocks(self) -> int:
+        """Blocks that no pin needs."""
+        return self.blocks - self.protected_blocks
+
+    def fits(self, states: int, blocks: int) -> bool:
+        """Whether `acquire` would succeed. O(1), joint over both kinds."""
+        return self._pool.fits_after(
+            states, blocks, freed_states=self.evictable_states, freed_blocks=self.evictable_blocks
+        )
+
+    def evict(self, states: int, blocks: int) -> bool:
+        """Evict, victim by victim, until the pool fits the demand; False: impossible, untouched."""
+        if not self.fits(states, blocks):
+            return False
+        slots: list[int] = []
+        pieces: list[IdArray] = []
+        freed = 0
+        while not self._pool.fits_after(
+            states, blocks, freed_states=len(slots), freed_blocks=freed
+        ):
+            victim = self._policy.victim()
+            assert victim is not None, (states, blocks, len(slots), freed)
+            slots.append(victim.slot)
+            for piece in self._drop(victim):
+                pieces.append(piece)
+                freed += len(piece)
+        if slots:
+            ids = np.concatenate(pieces) if pieces else NO_IDS
+            self._pool.free(np.array(slots, dtype=np.int64), ids)
+            self._trim_ghosts()
+        return True
+
+    def acquire(self, states: int, blocks: int) -> GrantLike | None:
+        """Evict until the demand fits, then take it; None: impossible, nothing evicted."""
+        if not self.evict(states, blocks):
+            return None
+        grant = self._pool.alloc(states, blocks)
+        assert grant is not None, ("the pool refused what it said would fit", states, blocks)
+        return grant
+
+    def _drop(self, checkpoint: Checkpoint) -> list[IdArray]:
+        """Forget a state and the KV that only it needed, whose tokens stay as a ghost."""
+        node: Node = checkpoint.node
+        self._policy.remove(checkpoint)
+        self.counters.evicted[checkpoint.kind] += 1
+        self.states -= 1
+        node.checkpoint = None
+        node.evicted_at = node.end
+        pieces: list[IdArray] = []
+        while node.parent is not None and node.checkpoint is None and not node.resident_children:
+            parent = node.parent
+            pieces.append(self._tree.make_ghost(node))
+            self.blocks -= len(pieces[-1])
+            self.ghost_tokens += len(node.tokens)
+            node.seen = self.tick
+            self._queue_ghost(node)
+            self._tree.compress(node)
+            node = parent
+        self._tree.compress(node)
+        above = next((n for n in node.lineage() if n.checkpoint is not None), None)
+        if above is not None and above.checkpoint is not None and not above.pins:
+            self._policy.update(above.checkpoint)
+        return pieces
+
+    # -- ghosts -----------------------------------------------------------------------------
+
+    def _queue_ghost(self, node: Node) -> None:
+        if not node.children:
+            self._serial += 1
+            heapq.heappush(self._ghost_leaves, (node.seen, self._serial, node))
+
+    def _trim_ghosts(self) -> None:
+        """Forget the oldest ghosts, leaf by leaf, down to the bound."""
+        while self.ghost_tokens > self.config.ghost_tokens:
+            seen, _, leaf = heapq.heappop(self._ghost_leaves)
+            if leaf.parent is None or leaf.resident or leaf.children or leaf.seen != seen:
+                continue
+            self.ghost_tokens -= len(leaf.tokens)
+            parent = self._tree.remove(leaf)
+            if parent.resident or parent.children:
+                self._tree.compress(parent)
+            else:
+                self._queue_ghost(parent)
+        for namespace in [n for n, root in self.roots.items() if not root.children]:
+            self._forget_empty(namespace)
+
+    # -- growing ----------------------------------------------------------------------------
+
+    def commit(
+        self,
+        pin: Pin,
+        tokens: TokenArray,
+        namespace: Hashable,
+        block_ids: IdArray,
+        checkpoints: Sequence[Offer],
+        *,
+        finished: bool,
+    ) -> Commit:
+        """Publish what a request computed: `tokens` so far, and states at some of its depths.
+
+        `block_ids` cover the whole blocks of [pin.depth, len(tokens)). The tree takes KV up to
+        the deepest checkpoint L on the way, offered or already there, and the offered slots whose
+        depth has none yet. Everything else stays the caller's; the tokens past L are remembered
+        as a ghost. The pin moves to L, or is released if `finished`.
+
+        Raises ValueError, with nothing changed, if the pin is not open, is not on the way of
+        `tokens`, or an offer does not fit the key.
+        """
+        self._check_commit(pin, tokens, namespace, block_ids, checkpoints)
+        root = self.roots[namespace]
+        walk = self._tree.walk(root, tokens)
+        if pin.depth and all(node is not pin.node for node in walk.path):
+            raise ValueError(f"the pin at {pin.depth} is not on the way of these tokens")
+        self.tick += 1
+        held = {node.end for node in walk.path if node.checkpoint is not None}
+        taken = sorted((o for o in checkpoints if o[0] not in held), key=lambda offer: offer[0])
+        refused = tuple(slot for depth, slot, _ in checkpoints if depth in held)
+        kept = max([pin.depth, *held, *(depth for depth, _, _ in taken)])
+        end, fresh = self._grow(pin, tokens, walk.matched_len, kept, block_ids)
+        for offer in taken:
+            self._place(root, tokens, offer)
+        for node in fresh:
+            self._tree.compress(node)
+        self._remember(end, tokens, max(walk.matched_len, kept))
+        self.counters.refused_present += len(refused)
+
+        size = self.config.block_size
+        shared = min(walk.resident_len, kept)
+        blocks = block_ids[: (kept - pin.depth) // size].copy()
+        if shared > pin.depth:
+            canonical = self._blocks_between(end, pin.depth, shared)
+            blocks[: len(canonical)] = canonical
+        moved = None if finished else self._hold(end, namespace)
+        self.unpin(pin)
+        self._trim_ghosts()
+        duplicates = ((pin.depth, shared),) if shared > pin.depth else ()
+        return Commit(moved, kept, duplicates, blocks, refused)
+
+    def _check_commit(
+        self,
+        pin: Pin,
+        tokens: TokenArray,
+        namespace: Hashable,
+        block_ids: IdArray,
+        checkpoints: Sequence[Offer],
+    ) -> None:
+        self._check_open(pin)
+        size = self.config.block_size
+        if namespace != pin.namespace:
+            raise ValueError(f"commit to {namespace!r} under a pin of {pin.namespace!r}")
+        if len(tokens) < pin.depth:
+            raise ValueError(f"{len(tokens)} tokens do not reach the pin at {pin.depth}")
+        if len(block_ids) != (len(tokens) - pin.depth) // size:
+            raise ValueError(
+                f"[{pin.depth}, {len(tokens)}) has {(len(tokens) - pin.depth) // size} whole "
+                f"blocks of {size}, got {len(block_ids)} ids"
+            )
+        depths = [depth for depth, _, _ in checkpoints]
+        slots = [slot for _, slot, _ in checkpoints]
+        for depth in depths:
+            if depth % size or not 0 < depth <= len(tokens):
+                raise ValueError(
+                    f"a state at {depth} does not fit a key of {len(tokens)} tokens in blocks "
+                    f"of {size}"
+                )
+        if len(set(depths)) != len(depths) or len(set(slots)) != len(slots):
+            raise ValueError(f"the same depth or slot twice in one commit: {checkpoints}")
+
+    def _grow(
+        self, pin: Pin, tokens: TokenArray, known: int, kept: int, block_ids: IdArray
+    ) -> tuple[Node, list[Node]]:
+        """Make [pin.depth, kept) resident with the caller's blocks where it was not."""
+        end = self._tree.ensure(pin.node, tokens, kept)
+        self.ghost_tokens += max(0, kept - known)
+        fresh: list[Node] = []
+        for node in end.lineage():
+            if node.resident:
+                break
+            fresh.append(node)
+        size = self.config.block_size
+        for node in reversed(fresh):
+            first, last = ((depth - pin.depth) // size for depth in (node.start, node.end))
+            self._tree.make_resident(node, block_ids[first:last].copy())
+            self.blocks += last - first
+            self.ghost_tokens -= len(node.tokens)
+        return end, fresh
+
+    def _remember(self, end: Node, tokens: TokenArray, known: int) -> None:
+        """Keep the tokens past `end` as a ghost: evidence for a second sight."""
+        up_to = min(len(tokens), end.end + self.config.ghost_tokens)
+        up_to -= up_to % self.config.block_size
+        if up_to <= known:
+            return
+        leaf = self._tree.ensure(end, tokens, up_to)
+        self.ghost_tokens += up_to - known
+        leaf.seen = self.tick
+        self._queue_ghost(leaf)
+        if leaf.parent is not None and not leaf.parent.resident:
+            self._tree.compress(leaf.parent)
+
+    def _place(self, root: Node, tokens: TokenArray, offer: Offer) -> None:
+        depth, slot, kind = offer
+        node = self._tree.ensure(root, tokens, depth)
+        assert node.end == depth, (depth, node.end)
+        assert node.resident, depth
+        assert node.checkpoint is None, depth
+        checkpoint = Checkpoint(node, slot, kind, self.tick)
+        node.checkpoint = checkpoint
+        self.states += 1
+        self.counters.taken[kind] += 1
+        if kind in _ENDS:
+            self._supersede(node)
+        self._policy.insert(checkpoint)
+
+    def _supersede(self, node: Node) -> None:
+        """An end deeper on the same path makes the earlier ends unlikely to be resumed."""
+        for above in node.lineage():
+            earlier = above.checkpoint
+            if above is node or earlier is None or earlier.kind not in _ENDS:
+                continue
+            if earlier.superseded:
+                break
+            earlier.superseded = True
+            if not above.pins:
+                self._policy.update(earlier)
+
+    def _blocks_between(self, end: Node, start: int, stop: int) -> IdArray:
+        """Block ids of [start, stop) on the way to `end`."""
+        size = self.config.block_size
+        pieces = []
+        for node in end.lineage():
+            if node.end <= start:
+                break
+            if node.blocks is not None and node.start < stop:
+                first = max(start - node.start, 0) // size
+                last = (min(stop, node.end) - node.start) // size
+                pieces.append(node.blocks[first:last])
+        return np.concatenate(pieces[::-1]) if pieces else NO_IDS
+
+    # -- the whole --------------------------------------------------------------------------
+
+    def flush(self) -> tuple[IdArray, IdArray]:
+        """Forget everything, ghosts included; returns the state and block ids that were held.
+
+        The pool is not told. Raises ValueError if pins are open.
+        """
+        if self.pins:
+            raise ValueError(f"{len(self.pins)} pins are open; flush needs an idle cache")
+        states: list[int] = []
+        pieces: list[IdArray] = [NO_IDS]
+        for root in self.roots.values():
+            for node in nodes_below(root):
+                if node.checkpoint is not None:
+                    self._policy.remove(node.checkpoint)
+                    states.append(node.checkpoint.slot)
+                if node.blocks is not None:
+                    pieces.append(node.blocks)
+        self.roots.clear()
+        self._ghost_leaves.clear()
+        self.states = self.blocks = self.ghost_tokens = 0
+        return np.array(states, dtype=np.int64), np.concatenate(pieces)
+
+    def report(self) -> reporting.Report:
+        """Counters and sizes, frozen."""
+        return reporting.report(self)
+
+    def violations(self) -> list[str]:
+        """Broken invariants, recomputed from scratch; empty when sound. O(tree)."""
+        return reporting.violations(self)

@@ -1,0 +1,165 @@
+"""One request's life over the cache, for the simulator and tests: admit, extend, commit, finish.
+
+Regions of [0, allocated): [0, pin.depth) is the tree's, [pin.depth, allocated) private. A state
+is taken for a stop just before it is filled and handed to the tree by the next commit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radix.tokens import NO_IDS, IdArray, TokenArray
+from radix.values import Kind, Match, Pin, SlotId, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from radix.cache import Offer, PrefixCache
+    from radix.ports import PoolPort
+
+
+class Lease:
+    """What one running request holds. Made by `admit`; `finish` exactly once."""
+
+    __slots__ = ("blocks", "cache", "live", "match", "namespace", "offers", "pin", "pool", "stops")
+
+    def __init__(
+        self,
+        *,
+        cache: PrefixCache,
+        pool: PoolPort,
+        match: Match,
+        pin: Pin,
+        live: SlotId,
+        blocks: IdArray,
+        stops: tuple[Stop, ...],
+    ) -> None:
+        self.cache = cache
+        self.pool = pool
+        self.namespace = match.namespace
+        self.match = match
+        self.pin: Pin | None = pin
+        self.live: SlotId | None = live
+        self.blocks = blocks  # private, from pin.depth on
+        self.stops = stops  # still ahead
+        self.offers: list[Offer] = []  # filled or about to be, not yet committed
+
+    def _open(self) -> Pin:
+        if self.pin is None:
+            raise ValueError("the lease is finished")
+        return self.pin
+
+    def extend(self, up_to: int) -> bool:
+        """Hold private blocks for all of [pin.depth, up_to); False: no room, nothing changed."""
+        pin = self._open()
+        size = self.cache.config.block_size
+        missing = -(-up_to // size) - pin.depth // size - len(self.blocks)
+        if missing <= 0:
+            return True
+        grant = self.cache.acquire(0, missing)
+        if grant is None:
+            return False
+        self.blocks = np.concatenate((self.blocks, grant.blocks))
+        return True
+
+    def take(self, stop: Stop) -> SlotId | None:
+        """A state to write at `stop`; None: no room, so that checkpoint is skipped.
+
+        An opportunistic one never evicts.
+        """
+        self._open()
+        self.stops = tuple(other for other in self.stops if other.depth > stop.depth)
+        free_only = stop.kind is Kind.OPPORTUNISTIC and not self.pool.fits(1, 0)
+        grant = None if free_only else self.cache.acquire(1, 0)
+        if grant is None:
+            self.cache.counters.skipped[stop.kind] += 1
+            return None
+        slot = SlotId(int(grant.states[0]))
+        self.offers.append((stop.depth, slot, stop.kind))
+        return slot
+
+    def commit(self, tokens: TokenArray) -> None:
+        """Publish the states taken so far, all of them written; `tokens` are those computed."""
+        self._publish(self._open(), tokens, finished=False)
+
+    def _publish(self, pin: Pin, tokens: TokenArray, *, finished: bool) -> None:
+        size = self.cache.config.block_size
+        whole = (len(tokens) - pin.depth) // size
+        done = self.cache.commit(
+            pin, tokens, self.namespace, self.blocks[:whole], self.offers, finished=finished
+        )
+        self.offers = []
+        taken = (done.kept_len - pin.depth) // size
+        spare = [
+            self.blocks[(start - pin.depth) // size : (stop - pin.depth) // size]
+            for start, stop in done.duplicates
+        ]
+        self.pool.free(np.array(done.refused, dtype=np.int64), np.concatenate([NO_IDS, *spare]))
+        self.blocks = self.blocks[taken:]
+        self.pin = done.pin
+
+    def finish(self, tokens: TokenArray, turn_end: int | None = None) -> None:
+        """Publish what is valid and let everything go.
+
+        `turn_end` is the depth at which the live state stands, if it is worth keeping (a multiple
+        of the block size). Raises ValueError if the lease is finished already.
+        """
+        pin = self._open()
+        if turn_end is not None and self.live is not None:
+            depths = {depth for depth, _, _ in self.offers}
+            if turn_end > pin.depth and turn_end not in depths:
+                self.offers.append((turn_end, self.live, Kind.TURN_END))
+                self.live = None
+        self._publish(pin, tokens, finished=True)
+        self._free_private()
+
+    def abort(self) -> None:
+        """Let everything go, publishing nothing that was not committed."""
+        pin = self._open()
+        self.pin = None
+        self.cache.unpin(pin)
+        self._free_private()
+
+    def _free_private(self) -> None:
+        slots = [slot for _, slot, _ in self.offers]
+        if self.live is not None:
+            slots.append(self.live)
+        self.pool.free(np.array(slots, dtype=np.int64), self.blocks)
+        self.offers, self.live, self.blocks = [], None, NO_IDS
+
+
+def admit(
+    cache: PrefixCache,
+    pool: PoolPort,
+    tokens: TokenArray,
+    namespace: Hashable,
+    *,
+    boundaries: Sequence[int] = (),
+) -> Lease | None:
+    """Match, pin, evict until it fits, take the live state and the prompt's blocks.
+
+    None: no room now; everything is as it was.
+    """
+    match = cache.match(tokens, namespace)
+    stops = cache.stops(
+        match, start=match.resume_len, prompt_len=len(tokens), boundaries=boundaries
+    )
+    size = cache.config.block_size
+    pin = cache.pin(match)
+    grant = cache.acquire(1, -(-len(tokens) // size) - match.resume_len // size)
+    if grant is None:
+        cache.unpin(pin)
+        return None
+    cache.record(match)
+    cache.touch(pin)
+    return Lease(
+        cache=cache,
+        pool=pool,
+        match=match,
+        pin=pin,
+        live=SlotId(int(grant.states[0])),
+        blocks=grant.blocks,
+        stops=stops,
+    )

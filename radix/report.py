@@ -1,0 +1,181 @@
+"""What the cache counted, and whether it is sound. Invariant numbers are the README's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from radix.tree import Node, nodes_below
+from radix.values import Kind, Match
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from radix.cache import PrefixCache
+
+
+class Loss(Enum):
+    """Why a prompt's tokens had to be computed although more of it was known, or could be."""
+
+    NO_CHECKPOINT = "no_checkpoint"  # known, but no state was ever kept there
+    EVICTED = "evicted"  # a state there was evicted
+    DIVERGED = "diverged"  # the history went on differently from here
+    TOO_SHORT = "too_short"  # the last token and the partial block are always computed
+    NEW = "new"  # nothing known went on from here
+
+
+@dataclass(slots=True)
+class Counters:
+    """Running totals. Tokens unless named otherwise."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    matched_tokens: int = 0
+    resumed_tokens: int = 0
+    lost_tokens: Counter[Loss] = field(default_factory=Counter)
+    hit_tokens: Counter[Kind] = field(default_factory=Counter)
+    taken: Counter[Kind] = field(default_factory=Counter)  # checkpoints
+    evicted: Counter[Kind] = field(default_factory=Counter)  # checkpoints
+    skipped: Counter[Kind] = field(default_factory=Counter)  # stops without room for a state
+    refused_present: int = 0  # offered where a checkpoint already was
+
+    def record(self, match: Match) -> None:
+        """Count one request."""
+        self.requests += 1
+        self.input_tokens += match.prompt_len
+        self.matched_tokens += match.matched_len
+        self.resumed_tokens += match.resume_len
+        if match.kind is not None:
+            self.hit_tokens[match.kind] += match.resume_len
+        for loss, tokens in losses(match):
+            self.lost_tokens[loss] += tokens
+
+
+def losses(match: Match) -> Iterator[tuple[Loss, int]]:
+    """Split [resume_len, prompt_len) by reason; the parts add up."""
+    reach = max(match.resume_len, min(match.matched_len, match.limit))
+    evicted = max(match.resume_len, min(match.evicted_len, reach))
+    yield Loss.EVICTED, evicted - match.resume_len
+    yield Loss.NO_CHECKPOINT, reach - evicted
+    rest = match.prompt_len - reach
+    if match.prompt_len - match.matched_len < 1 or reach == match.limit:
+        yield Loss.TOO_SHORT, rest
+    else:
+        yield (Loss.DIVERGED if match.diverged else Loss.NEW), rest
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A frozen copy of the counters, and the tree's size."""
+
+    requests: int
+    input_tokens: int
+    matched_tokens: int
+    resumed_tokens: int
+    lost_tokens: Mapping[Loss, int]
+    hit_tokens: Mapping[Kind, int]
+    taken: Mapping[Kind, int]
+    evicted: Mapping[Kind, int]
+    skipped: Mapping[Kind, int]
+    refused_present: int
+    states: int
+    blocks: int
+    protected_states: int
+    protected_blocks: int
+    ghost_tokens: int
+    pins: int
+
+
+def report(cache: PrefixCache) -> Report:
+    """Copy the cache's counters."""
+    counters = cache.counters
+    return Report(
+        requests=counters.requests,
+        input_tokens=counters.input_tokens,
+        matched_tokens=counters.matched_tokens,
+        resumed_tokens=counters.resumed_tokens,
+        lost_tokens={loss: counters.lost_tokens[loss] for loss in Loss},
+        hit_tokens={kind: counters.hit_tokens[kind] for kind in Kind},
+        taken={kind: counters.taken[kind] for kind in Kind},
+        evicted={kind: counters.evicted[kind] for kind in Kind},
+        skipped={kind: counters.skipped[kind] for kind in Kind},
+        refused_present=counters.refused_present,
+        states=cache.states,
+        blocks=cache.blocks,
+        protected_states=cache.protected_states,
+        protected_blocks=cache.protected_blocks,
+        ghost_tokens=cache.ghost_tokens,
+        pins=len(cache.pins),
+    )
+
+
+def violations(cache: PrefixCache) -> list[str]:
+    """Recompute every invariant of radix/README.md."""
+    found: list[str] = []
+    slots: Counter[int] = Counter()
+    blocks: Counter[int] = Counter()
+    totals: Counter[str] = Counter()
+    for namespace, root in cache.roots.items():
+        if not root.children and not root.refs:
+            found.append(f"R9 namespace {namespace!r} is empty")
+        for node in nodes_below(root):
+            found += [f"{text} (node at {node.end})" for text in _node(node, cache)]
+            if node.checkpoint is not None:
+                slots[node.checkpoint.slot] += 1
+                totals["protected_states"] += bool(node.pins)
+            if node.blocks is None:
+                totals["ghost_tokens"] += len(node.tokens)
+            else:
+                blocks.update(node.blocks.tolist())
+                totals["protected_blocks"] += len(node.blocks) if node.refs else 0
+    found += [f"R5 slot {slot} held {n} times" for slot, n in slots.items() if n > 1]
+    found += [f"R5 block {block} held {n} times" for block, n in blocks.items() if n > 1]
+    totals["states"], totals["blocks"] = slots.total(), blocks.total()
+    for name in ("states", "blocks", "protected_states", "protected_blocks", "ghost_tokens"):
+        if getattr(cache, name) != totals[name]:
+            found.append(f"R6 {name} says {getattr(cache, name)}, recount {totals[name]}")
+    if cache.ghost_tokens > cache.config.ghost_tokens:
+        found.append(f"R8 {cache.ghost_tokens} ghost tokens, bound {cache.config.ghost_tokens}")
+    found += _pins(cache)
+    return found
+
+
+def _node(node: Node, cache: PrefixCache) -> Iterator[str]:
+    size = cache.config.block_size
+    parent = node.parent
+    assert parent is not None
+    resident = sum(child.resident for child in node.children.values())
+    held = len(node.blocks) if node.blocks is not None else None
+    lone = len(node.children) == 1 and resident == int(node.resident)
+    claims = (
+        (len(node.tokens) > 0 and len(node.tokens) % size == 0, "R1 edge not in whole blocks"),
+        (parent.children.get(node.tokens[:size].tobytes()) is node, "R1 not its parent's child"),
+        (node.end == parent.end + len(node.tokens), "R1 depth is not the sum of the edges"),
+        (held in (None, len(node.tokens) // size), "R1 blocks and tokens disagree"),
+        (parent.resident or not node.resident, "R2 resident below a ghost"),
+        (node.resident or node.checkpoint is None, "R2 a ghost holds a checkpoint"),
+        (node.resident or not node.refs, "R2 a ghost is pinned"),
+        (not node.resident or node.checkpoint is not None or resident, "R3 dead KV"),
+        (node.checkpoint is not None or not lone, "R4 a point that nothing needs"),
+        (node.checkpoint is None or node.checkpoint.node is node, "R5 someone else's checkpoint"),
+        (node.resident_children == resident, "R6 resident children miscounted"),
+        (node.checkpoint is not None or not node.pins, "R7 a pin without a checkpoint"),
+    )
+    return (text for holds, text in claims if not holds)
+
+
+def _pins(cache: PrefixCache) -> Iterator[str]:
+    pins: Counter[int] = Counter()
+    refs: Counter[int] = Counter()
+    for pin in cache.pins.values():
+        pins[id(pin.node)] += 1
+        refs.update(id(node) for node in pin.node.lineage())
+        checkpoint = pin.node.checkpoint
+        if pin.depth != pin.node.end or pin.slot != (checkpoint.slot if checkpoint else None):
+            yield f"R7 pin {pin.serial} at {pin.depth} lost its state"
+    for root in cache.roots.values():
+        for node in (root, *nodes_below(root)):
+            if node.pins != pins[id(node)] or node.refs != refs[id(node)]:
+                yield f"R7 node at {node.end}: {node.pins} pins, {node.refs} refs disagree"

@@ -1,0 +1,78 @@
+"""What to keep: the depths at which a prefill should leave a state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from radix.values import CacheConfig, Kind, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_GROWTH = 16  # opportunistic gaps double after this many, so a gap is at most 1/8 of its depth
+
+
+def grid_depths(step: int, start: int, end: int) -> range:
+    """Multiples of `step` in (start, end).
+
+    >>> list(grid_depths(4, 4, 12))
+    [8]
+    """
+    return range(start - start % step + step, end, step)
+
+
+def opportunistic_depths(step: int, start: int, end: int) -> list[int]:
+    """Depths in (start, end) whose gaps grow with depth, the same for every prompt.
+
+    Multiples of `step` up to 16 steps, then of twice the step up to 32 steps, and so on: a shared
+    prefix of any length d is covered to within max(step, d/8), with O(log d) states.
+
+    >>> opportunistic_depths(1, 30, 40)
+    [32, 36]
+    """
+    depths: list[int] = []
+    lower, gap = 0, step
+    upper = _GROWTH * step
+    while lower < end:
+        depths.extend(d for d in grid_depths(gap, max(start, lower - 1), end) if d < upper)
+        lower, upper, gap = upper, 2 * upper, 2 * gap
+    return depths
+
+
+def plan_stops(
+    config: CacheConfig,
+    *,
+    start: int,
+    prompt_len: int,
+    junction: int | None,
+    boundaries: Sequence[int],
+    spare: Callable[[int], bool],
+) -> tuple[Stop, ...]:
+    """Sorted depths in (start, prompt_len] at which a state is wanted, one kind each.
+
+    The prompt's end (floored to the block) is always among them. Where two reasons meet, the
+    stronger names the kind: prompt end, junction, boundary, interval, opportunistic.
+    `spare(n)` says whether memory for n opportunistic states is free; if not, every other one is
+    given up until it is.
+    """
+    end = prompt_len - prompt_len % config.block_size
+    if end <= start:
+        return ()
+    kinds: dict[int, Kind] = {}
+    if config.interval:
+        kinds.update(dict.fromkeys(grid_depths(config.interval, start, end), Kind.INTERVAL))
+    for boundary in boundaries:
+        depth = boundary - boundary % config.block_size
+        if start < depth < end:
+            kinds[depth] = Kind.BOUNDARY
+    if junction is not None and start < junction < end:
+        kinds[junction] = Kind.JUNCTION
+    kinds[end] = Kind.PROMPT_END
+    step = config.opportunistic
+    while step and step < end:
+        extra = [d for d in opportunistic_depths(step, start, end) if d not in kinds]
+        if spare(len(kinds) + len(extra)):
+            kinds.update(dict.fromkeys(extra, Kind.OPPORTUNISTIC))
+            break
+        step *= 2
+    return tuple(Stop(depth, kinds[depth]) for depth in sorted(kinds))

@@ -1,0 +1,32 @@
+"""Token arrays: the common prefix of two of them, by vectorised comparison."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+TokenArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.int64]
+
+_STRIDE = 32_768  # tokens compared at once: both pieces and the result stay in the L2 cache
+
+NO_IDS: IdArray = np.zeros(0, dtype=np.int64)
+NO_IDS.setflags(write=False)
+
+
+def common_len(left: TokenArray, right: TokenArray) -> int:
+    """Length of the longest common prefix.
+
+    Costs one vectorised comparison per 32,768 tokens and stops in the first piece that differs.
+
+    >>> common_len(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
+    2
+    """
+    limit = min(len(left), len(right))
+    for start in range(0, limit, _STRIDE):
+        stop = min(start + _STRIDE, limit)
+        differs = left[start:stop] != right[start:stop]
+        first = int(differs.argmax())
+        if differs[first]:
+            return start + first
+    return limit

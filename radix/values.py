@@ -1,0 +1,146 @@
+"""The frozen values that `PrefixCache` takes and returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from radix.tokens import IdArray, TokenArray
+    from radix.tree import Node
+
+SlotId = NewType("SlotId", int)
+
+
+class Kind(Enum):
+    """Why a checkpoint was taken."""
+
+    PROMPT_END = "prompt_end"
+    TURN_END = "turn_end"
+    INTERVAL = "interval"
+    JUNCTION = "junction"
+    BOUNDARY = "boundary"
+    OPPORTUNISTIC = "opportunistic"
+    RETRACT = "retract"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What memory and recompute cost, in the units of the policy's arithmetic.
+
+    The defaults are Kimi K3 at TP8 (fp32 state, bf16 KV); a server passes its own geometry.
+    `pair_flops` is the quadratic MLA part per (query, key) pair in units of one token's linear
+    part: recomputing [a, b) costs `(b - a) + pair_flops * (b^2 - a^2) / 2`.
+    """
+
+    state_bytes: int = 56_171_520
+    token_bytes: int = 27_648
+    pair_flops: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.state_bytes < 1 or self.token_bytes < 1 or self.pair_flops < 0:
+            raise ValueError(f"costs must be positive (pair_flops may be 0): {self}")
+
+    def recompute(self, start: int, end: int) -> float:
+        """Cost of prefilling [start, end) after the KV of [0, start), in linear tokens."""
+        return (end - start) + self.pair_flops * (end - start) * (end + start) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """What the tree is built for. Lengths are in tokens.
+
+    `grid` is the unit of INTERVAL, JUNCTION and OPPORTUNISTIC depths (the state kernel's chunk).
+    `interval` and `opportunistic` of 0 switch those checkpoints off. `ghost_tokens` bounds the
+    tokens remembered without bytes. Opportunistic checkpoints are planned only while the pool
+    could still serve `reserve_states` and `reserve_blocks` more without an eviction.
+    """
+
+    block_size: int
+    grid: int
+    interval: int = 32_768
+    opportunistic: int = 0
+    ghost_tokens: int = 4_194_304
+    reserve_states: int = 1
+    reserve_blocks: int = 0
+    costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {self.block_size}")
+        if self.grid < 1 or self.grid % self.block_size:
+            near = max(1, round(self.grid / self.block_size)) * self.block_size
+            raise ValueError(
+                f"grid {self.grid} must be a multiple of block_size {self.block_size}, try {near}"
+            )
+        for name, value in (("interval", self.interval), ("opportunistic", self.opportunistic)):
+            if value < 0 or value % self.grid:
+                near = max(1, round(value / self.grid)) * self.grid
+                raise ValueError(
+                    f"{name} {value} must be 0 (off) or a multiple of grid {self.grid}, try {near}"
+                )
+        if min(self.ghost_tokens, self.reserve_states, self.reserve_blocks) < 0:
+            raise ValueError(f"ghost_tokens and the reserves cannot be negative: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the tree knows about a prompt. Nothing is held; `pin` it before evicting anything.
+
+    `matched_len` is the longest known prefix, ghosts included; `resident_len` the part of it whose
+    KV is resident; `resume_len` the deepest checkpoint that may be restored (0: none), with its
+    state in `slot`; `junction` the grid depth at which this prompt proves a shared prefix that no
+    checkpoint covers. All are multiples of the block size.
+    """
+
+    namespace: Hashable
+    matched_len: int
+    resident_len: int
+    resume_len: int
+    junction: int | None
+    slot: SlotId | None
+    prompt_len: int
+    limit: int
+    evicted_len: int
+    diverged: bool
+    kind: Kind | None
+    node: Node | None = field(repr=False, compare=False)
+    tokens: TokenArray = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A depth at which the prefill should leave a state, and why."""
+
+    depth: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The receipt that protects KV [0, depth) and the state at `depth`; unpin it exactly once."""
+
+    serial: int
+    namespace: Hashable
+    depth: int
+    slot: SlotId | None
+    node: Node = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit did.
+
+    `pin` moved to `kept_len` (None after a finished commit). `blocks` are the canonical block ids
+    of [old depth, kept_len); within `duplicates` (token ranges) they differ from the caller's,
+    who frees its copies there. `refused` slots stay the caller's.
+    """
+
+    pin: Pin | None
+    kept_len: int
+    duplicates: tuple[tuple[int, int], ...]
+    blocks: IdArray
+    refused: tuple[SlotId, ...]

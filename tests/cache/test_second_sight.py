@@ -1,0 +1,119 @@
+"""When a shared prefix is first resumed."""
+
+import numpy as np
+import pytest
+
+from tests.oracle.world import World
+
+
+def prompts(shared, own, count):
+    """`count` prompts with one common head and tails of their own."""
+    return [
+        [*range(100, 100 + shared), *range(1000 * (i + 1), 1000 * (i + 1) + own)]
+        for i in range(count)
+    ]
+
+
+def test_checkpoint_in_unique_tokens_does_not_hit_for_ever():
+    """cases F1: 0, 0, then 8 of a shared 11 (grid 4)."""
+    world = World(block_size=1, grid=4)
+    resumed = [world.serve(prompt) for prompt in prompts(11, 5, 8)]
+    assert resumed == [0, 0, 8, 8, 8, 8, 8, 8]
+    assert world.cache.report().resumed_tokens == 48
+
+
+def test_dense_intervals_hit_on_the_second_sight():
+    world = World(block_size=1, grid=4, interval=4)
+    assert [world.serve(prompt) for prompt in prompts(11, 5, 8)] == [0] + [8] * 7
+
+
+def test_opportunistic_states_hit_on_the_second_sight_while_memory_is_free():
+    world = World(block_size=1, grid=4, opportunistic=4)
+    assert [world.serve(prompt) for prompt in prompts(11, 5, 4)] == [0, 8, 8, 8]
+
+
+def test_opportunistic_states_are_not_planned_without_free_memory():
+    world = World(block_size=1, grid=4, opportunistic=4, states=1, blocks=18)
+    assert [world.serve(prompt) for prompt in prompts(11, 5, 2)] == [0, 0]
+
+
+def test_long_shared_prefix_is_resumed_within_one_step():
+    """12,000 shared and 2,000 own tokens: the second prompt already resumes."""
+    step = 1024
+    world = World(
+        block_size=64, grid=64, opportunistic=step, ghost_tokens=10**6, states=60, blocks=2000
+    )
+    first, second = prompts(12_000, 2_000, 2)
+    assert world.serve(first) == 0
+    assert world.serve(second) >= 12_000 - step
+
+
+def test_evidence_survives_eviction_as_a_ghost():
+    world = World(block_size=1, grid=4)
+    first, second, third = prompts(11, 5, 3)
+    world.serve(first)
+    assert world.cache.evict(world.port.pool.geometry.max_states, 0)
+    assert world.cache.states == world.cache.blocks == 0
+    match = world.match(second)
+    assert (match.matched_len, match.resident_len, match.resume_len, match.junction) == (
+        11,
+        0,
+        0,
+        8,
+    )
+    assert world.serve(second) == 0
+    assert world.serve(third) == 8
+
+
+def test_ghosts_are_bounded():
+    world = World(block_size=1, grid=4, ghost_tokens=20)
+    for prompt in prompts(0, 16, 6):
+        world.serve(prompt)
+    world.cache.evict(world.port.pool.geometry.max_states, 0)
+    assert world.cache.violations() == []
+    assert 0 < world.cache.ghost_tokens <= 20
+    assert world.match(prompts(0, 16, 6)[5]).matched_len == 16
+
+
+@pytest.mark.parametrize("other", ["b", ("a", 1), None])
+def test_a_tenants_first_sight_is_not_anothers_second(other):
+    """cases H2."""
+    world = World(block_size=1, grid=4)
+    first, second, third = prompts(11, 5, 3)
+    world.serve(first, "a")
+    assert world.serve(second, other) == 0
+    assert world.match(third, other).resume_len == 0
+    assert world.held_depths(other) == [16]
+    assert world.match(first, "a").matched_len == 16
+
+
+def test_match_is_pure():
+    world = World()
+    world.serve(range(10))
+    before = world.cache.report()
+    world.match([0, 1, 2, 9])
+    world.match(range(20), "elsewhere")
+    assert world.cache.report() == before
+    assert list(world.cache.roots) == [None]
+    world.check()
+
+
+def test_the_last_token_is_always_computed():
+    """cases C1 and C3: a state that contains the last token is never restored."""
+    world = World(block_size=1, grid=2)
+    world.serve(range(1, 7))
+    assert world.match(range(1, 7)).resume_len == 0
+    assert world.match(range(1, 8)).resume_len == 6
+    dense = World(block_size=1, grid=2, interval=2)
+    dense.serve(range(1, 7))
+    assert dense.match(range(1, 7)).resume_len == 4
+    assert dense.match(range(1, 8)).resume_len == 6
+
+
+def test_limit_caps_the_resume_depth():
+    world = World(block_size=1, grid=2, interval=2)
+    world.serve(range(8))
+    tokens = np.arange(9)
+    assert [world.cache.match(tokens, None, limit=n).resume_len for n in (0, 3, 4, 8, 99)] == [
+        0, 2, 4, 8, 8,
+    ]  # fmt: skip
