@@ -1,0 +1,108 @@
+"""KDA over SGLang's state pool, for a CPU: what `kda_backend.KDAAttnBackend` is on a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
+from torch import Tensor
+
+from sgl_kimi_k3.kernels import pointwise
+from sgl_kimi_k3.kernels.conv import conv_decode, conv_prefill
+from sgl_kimi_k3.kernels.decode import kda_decode
+from sgl_kimi_k3.kernels.prefill import kda_prefill
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+
+class KdaAttnBackend(MambaAttnBackendBase):
+    """Short convolution and delta rule on the live state of each request.
+
+    The base class resolves each request's state to a physical index, once per forward; index 0 is
+    the sink of padding rows.
+    """
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Resolve state indices; refuse what a CPU does not run."""
+        super().init_forward_metadata(forward_batch)
+        if self.forward_metadata.has_mamba_track_mask:
+            raise ValueError(
+                "states are not captured inside a chunk on the CPU: use "
+                "--mamba-radix-cache-strategy no_buffer"
+            )
+        self.indices = self.forward_metadata.mamba_cache_indices.to(torch.int64)
+
+    def forward_decode(
+        self,
+        layer: RadixLinearAttention,
+        forward_batch: ForwardBatch,
+        mixed_qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        **_: Any,
+    ) -> Tensor:
+        """One token per request: mixed_qkv [B, q|k|v], a [B, H * K], b [1, B, H] -> [1, B, H, V]."""
+        cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+        rows, states = cache.conv[0], cache.temporal
+        mixed, rows[self.indices] = conv_decode(mixed_qkv, layer.conv_weights, rows[self.indices])
+        out, new = kda_decode(*_operands(layer, mixed, a, b), states[self.indices])
+        states[self.indices] = new
+        return out[None].to(mixed_qkv.dtype)
+
+    def forward_extend(
+        self,
+        layer: RadixLinearAttention,
+        forward_batch: ForwardBatch,
+        mixed_qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        **_: Any,
+    ) -> Tensor:
+        """Requests end to end: mixed_qkv [T, q|k|v], a [1, T, H, K], b [1, T, H] -> [1, T, H, V]."""
+        cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+        lens = forward_batch.extend_seq_lens_cpu
+        depths = forward_batch.extend_prefix_lens_cpu
+        # A request resumes a state iff tokens precede it, however few it brings itself. Others
+        # start from zeros, whatever bytes their slot still holds.
+        resumed = torch.tensor([depth > 0 for depth in depths])
+        rows = _kept(cache.conv[0][self.indices], resumed)
+        states = _kept(cache.temporal[self.indices], resumed)
+        mixed = torch.empty_like(mixed_qkv)
+        start = 0
+        for i, length in enumerate(lens):
+            part = slice(start, start + length)
+            mixed[part], rows[i] = conv_prefill(mixed_qkv[part], layer.conv_weights, rows[i])
+            start += length
+        out, final = kda_prefill(
+            *_operands(layer, mixed, a, b), states=states, lens=lens, depths=depths
+        )
+        cache.conv[0][self.indices] = rows
+        cache.temporal[self.indices] = final.to(cache.temporal.dtype)
+        return out[None].to(mixed_qkv.dtype)
+
+
+def _kept(values: Tensor, resumed: Tensor) -> Tensor:
+    shape = (-1,) + (1,) * (values.dim() - 1)
+    return torch.where(resumed.to(values.device).view(shape), values, values.new_zeros(()))
+
+
+def _operands(
+    layer: RadixLinearAttention, mixed: Tensor, a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k [T, H, K], v [T, H, V], log decay [T, H, K] and beta [T, H]."""
+    q, k, v = mixed.split((layer.q_dim, layer.k_dim, layer.v_dim), -1)
+    heads = (layer.num_k_heads, layer.head_k_dim)
+    log_a = pointwise.log_decay(
+        a.reshape(-1, *heads), layer.A_log, layer.dt_bias, layer.lower_bound
+    )
+    beta = torch.sigmoid(b.double()).view(-1, layer.num_k_heads)
+    return (
+        q.unflatten(-1, heads),
+        k.unflatten(-1, heads),
+        v.unflatten(-1, (layer.num_v_heads, layer.head_v_dim)),
+        log_a,
+        beta,
+    )

@@ -1,0 +1,117 @@
+"""Absorbed MLA attention over SGLang's latent cache, for a CPU.
+
+SGLang knows this backend as `torch_native`, because it chooses torch code paths elsewhere by that
+name. Each request is computed alone and in float64, rounded once: its result does not depend on
+the batch or on where a prefill was cut.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+QUERY_TOKENS = 256
+"""Query tokens per product; bounds the score matrix."""
+
+
+class Span(NamedTuple):
+    """One request's queries in the batch and the physical cache rows it sees."""
+
+    start: int
+    stop: int
+    rows: Tensor
+
+
+class LatentAttnBackend(AttentionBackend):
+    """Extend and decode over one latent row [kv_lora_rank + rope] per token, one KV head."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__()
+        self.req_to_token_pool = runner.req_to_token_pool
+        self.token_to_kv_pool = runner.token_to_kv_pool
+        self.kv_index_translator = runner.kv_index_translator
+        self.spans: list[Span] = []
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Resolve every request's cache rows once for all layers."""
+        if forward_batch.forward_mode.is_idle():
+            self.spans = []
+            return
+        seq_lens = forward_batch.seq_lens.tolist()
+        if forward_batch.forward_mode.is_decode():
+            query_lens = [1] * len(seq_lens)
+        else:
+            query_lens = forward_batch.extend_seq_lens.tolist()
+        table = self.req_to_token_pool.req_to_token
+        self.spans, start = [], 0
+        for request, length, queries in zip(
+            forward_batch.req_pool_indices.tolist(), seq_lens, query_lens, strict=True
+        ):
+            ids = table[request, :length].to(torch.int64)
+            # Under the unified pool the table holds virtual ids.
+            rows = self.kv_index_translator.translate_dcp_read_ids(ids)
+            self.spans.append(Span(start, start + queries, rows))
+            start += queries
+
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        **_: Any,
+    ) -> Tensor:
+        """Write the new rows, then attend: q [T, H * D] -> [T, H * v_head_dim]."""
+        if save_kv_cache and k is not None:
+            where = KVWriteLoc.for_batch(forward_batch)
+            self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
+        cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)[:, 0]
+        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        out = q.new_zeros(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+        for span in self.spans:
+            seen = cache[span.rows].double()
+            for start in range(span.start, span.stop, QUERY_TOKENS):
+                stop = min(start + QUERY_TOKENS, span.stop)
+                depth = len(span.rows) - (span.stop - start)
+                out[start:stop] = attend(
+                    q[start:stop].double(), seen, layer.v_head_dim, layer.scaling, depth
+                )
+        return out.flatten(1)
+
+    forward_decode = forward_extend
+
+    def support_triton(self) -> bool:
+        """Whether SGLang may call its Triton helpers."""
+        return False
+
+
+def attend(q: Tensor, rows: Tensor, rank: int, scale: float, depth: int) -> Tensor:
+    """Causal attention of queries at positions depth, depth+1, ... (`naive.latent_attention`).
+
+    Args:
+        q: [T, H, D].
+        rows: [n, D], n >= depth + T.
+        rank: leading columns that are the values.
+        scale: softmax scale.
+        depth: position of the first query.
+
+    Returns:
+        [T, H, rank].
+    """
+    stop = depth + q.shape[0]
+    rows = rows[:stop]
+    scores = (q @ rows.t()) * scale
+    future = torch.ones(q.shape[0], stop, dtype=torch.bool, device=q.device).triu(depth + 1)
+    scores.masked_fill_(future[:, None], float("-inf"))
+    return torch.softmax(scores, -1) @ rows[:, :rank]
