@@ -26,6 +26,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 )
 
 from radix import CacheConfig, Costs, Kind, PrefixCache
+from radix.tokens import common_len
 from sgl_kimi_k3.arena import NO_IDS
 from sgl_kimi_k3.metrics import Metrics
 from sgl_kimi_k3.pool_adapter import to_ids
@@ -208,6 +209,20 @@ class KimiK3Cache(BasePrefixCache):
         )
         return min(wanted, default=None)
 
+    def worth_waiting(self, leader: Req, req: Req) -> bool:
+        """Whether `leader`, whose prefill is unfinished, will leave a state that `req` can resume.
+
+        True if one of its coming stops lies on the prefix both share and saves `req` a grid step.
+        """
+        stops = [depth for depth in leader.kimi_k3_stops if depth > leader.prefix_len]
+        if self.disable or not stops or _namespace(leader) != _namespace(req):
+            return False
+        ours, theirs = req.full_untruncated_fill_ids, leader.full_untruncated_fill_ids
+        limit = min(len(ours) - 1, len(theirs), max(stops))
+        shared = common_len(_tokens(ours[:limit]), _tokens(theirs[:limit]))
+        gain = max((depth for depth in stops if depth <= shared), default=0) - req.prefix_len
+        return gain >= self.options.grid
+
     def admitted(self, req: Req) -> None:
         """The request was admitted: mark what it consumes and, the first time, count it."""
         if self.disable:
@@ -273,7 +288,7 @@ class KimiK3Cache(BasePrefixCache):
     def _commit(
         self, req: Req, up_to: int, offers: list[tuple[int, int, Kind]], *, finished: bool
     ) -> Commit:
-        """Hand [cache_protected_len, up_to) to the tree; rewrite the row where it had it already."""
+        """Hand [cache_protected_len, up_to) to the tree; adopt its blocks where it had some."""
         start = req.kv.cache_protected_len
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
         end = up_to // self.page_size * self.page_size

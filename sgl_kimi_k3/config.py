@@ -1,7 +1,8 @@
 """Options of the backend: environment variables `KIMI_K3_*`, read once per process.
 
 SGLang 0.5.23 has no seam for new server flags, so options travel by environment;
-`sgl-kimi-k3 serve` sets them, and every scheduler process inherits the same values.  Imports neither torch nor sglang.
+`sgl-kimi-k3 serve` sets them, and every scheduler process inherits the same values.
+Imports neither torch nor sglang.
 """
 
 from __future__ import annotations

@@ -303,7 +303,10 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         return out
 
     def alloc_decode(
-        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+        self,
+        seq_lens: torch.Tensor,  # noqa: ARG002  # SGLang's signature
+        seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
     ) -> torch.Tensor | None:
         """One token id per sequence, in its last block or a new one."""
         starts_block = (seq_lens_cpu - 1) % self.page_size == 0

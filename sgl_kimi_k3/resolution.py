@@ -1,7 +1,7 @@
 """What `--radix-cache-backend kimi_k3` implies for SGLang's other flags.
 
-Decided while SGLang resolves its flags rather than in our command line alone, so that `sglang serve` and
-`python -m sglang.launch_server` with that one flag behave the same.
+Decided while SGLang resolves its flags rather than in our command line alone, so that
+`sglang serve` and `python -m sglang.launch_server` with that one flag behave the same.
 """
 
 from __future__ import annotations

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 class StopAwareAdder(PrefillAdder):
     """Cuts a prefill at its next stop.
 
-    SGLang tracks one request whose prefill is unfinished.  While there is one, a request that needs
-    a cut for a state others will use waits for the next pass, so that of a burst with one new
-    prefix the first computes it and the rest resume there; opportunistic stops are skipped instead.
+    SGLang tracks one request whose prefill is unfinished, the leader here.  While there is one,
+    a request that shares a prefix on which the leader will leave a state waits for it, so that a
+    burst with one new prefix computes it once; a request that needs a cut of its own waits as well,
+    except that opportunistic stops are skipped instead.
     """
 
     tree_cache: KimiK3Cache
@@ -37,6 +38,7 @@ class StopAwareAdder(PrefillAdder):
         # SGLang adds evictable states to free ones; what counts is which states fit once both
         # kinds have been evicted.
         self.rem_mamba_slots = self.tree_cache.reclaimable_states()
+        self._leader: Req | None = None  # the one request whose prefill stays unfinished
 
     def _select_prefill_admission(
         self, req: Req, *, has_chunked_req: bool = False, **kwargs: Any
@@ -46,8 +48,10 @@ class StopAwareAdder(PrefillAdder):
         )
         if isinstance(admission, AddReqResult):
             return admission
+        if self._leader is not None and self.tree_cache.worth_waiting(self._leader, req):
+            return AddReqResult.OTHER
         self.tree_cache.plan(req)
-        occupied = has_chunked_req or self.new_chunked_req is not None
+        occupied = has_chunked_req or self._leader is not None
         if occupied and admission.is_chunked:
             return AddReqResult.OTHER
         stop = self.tree_cache.next_stop(req, only_firm=occupied)
@@ -62,6 +66,8 @@ class StopAwareAdder(PrefillAdder):
     def _commit_prefill_admission(self, req: Req, *args: Any, **kwargs: Any) -> None:
         super()._commit_prefill_admission(req, *args, **kwargs)
         self.tree_cache.admitted(req)
+        if self.new_chunked_req is req:
+            self._leader = req
 
     def add_chunked_req(self, req: Req) -> Req | None:
         """Continue the one unfinished prefill, up to its next stop."""
@@ -70,7 +76,8 @@ class StopAwareAdder(PrefillAdder):
             room = stop - req.prefix_len
             limit = self.chunked_req_limit
             self.chunked_req_limit = room if limit is None else min(limit, room)
-        return super().add_chunked_req(req)
+        self._leader = super().add_chunked_req(req)
+        return self._leader
 
 
 def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:

@@ -1,0 +1,330 @@
+"""SGLang's own request, admission and allocation code over our pool and tree, without a model.
+
+A "state" is a fold of the tokens it contains and a KV row is its token, written into the real
+bytes after every step and checked at every resume: what a forward pass would read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
+from sglang.srt.mem_cache.allocation import alloc_for_extend
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
+from sglang.srt.runtime_context import publish, reset_context
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+
+from sgl_kimi_k3.cache_adapter import KimiK3Cache
+from sgl_kimi_k3.config import Options
+from sgl_kimi_k3.pool_adapter import build_pools
+from sgl_kimi_k3.scheduler import StopAwareAdder
+
+TOKEN_BYTES = 32  # SGLang rounds an entry up to this
+STATE_WORDS = 61  # float32 words of the temporal state: with the conv part, 8 tokens of KV
+
+
+def publish_args(**flags: object) -> None:
+    """Fill SGLang's process-wide configuration, which everything below reads."""
+    reset_context()
+    args = ServerArgs(
+        model_path="dummy",
+        device="cpu",
+        attention_backend="torch_native",
+        page_size=1,
+        chunked_prefill_size=64,
+        mamba_radix_cache_strategy="no_buffer",
+        disable_overlap_schedule=True,
+        radix_cache_backend="kimi_k3",
+        **flags,
+    )
+    args._mamba_cache_chunk_size = 64
+    publish(args, role="scheduler")
+
+
+def fold(tokens: list[int] | np.ndarray) -> float:
+    """An order-sensitive hash that a float32 holds exactly."""
+    value = 1
+    for token in tokens:
+        value = (value * 31 + int(token) + 7) % 8_388_593
+    return float(value)
+
+
+class World:
+    """One scheduler's memory: pools, tree, running requests."""
+
+    def __init__(
+        self, *, tokens: int = 400, states: int = 12, rows: int = 8, chunk: int = 64, **options: int
+    ) -> None:
+        publish_args()
+        self.chunk = chunk
+        params = SimpleNamespace(
+            shape=SimpleNamespace(conv=[(3, 2)], temporal=(1, 1, STATE_WORDS), conv_slice_axis=0),
+            dtype=SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32),
+            layers=[0],
+        )
+        bundle = build_pools(
+            init_unified_mamba_pools,
+            device="cpu",
+            kv_cache_dtype=torch.bfloat16,
+            head_num=1,
+            head_dim=8,
+            page_size=1,
+            start_layer=0,
+            end_layer=2,
+            is_draft_worker=False,
+            use_mla_backend=True,
+            kv_lora_rank=8,
+            qk_rope_head_dim=8,
+            mamba_layer_ids=[0],
+            full_attention_layer_ids=[1],
+            mamba2_cache_params=params,
+            model_context_len=4096,
+            extra_max_context_len=4,
+            max_total_num_tokens=tokens,
+            max_mamba_cache_size=states,
+            max_num_reqs=rows,
+            enable_memory_saver=False,
+            enable_mamba_extra_buffer=False,
+            enable_mamba_extra_buffer_lazy=False,
+            speculative_num_draft_tokens=None,
+            disable_overlap_schedule=True,
+            need_sort=False,
+            lazy_compaction=True,
+        )
+        self.rows = bundle.req_to_token_pool
+        self.allocator = bundle.token_to_kv_pool_allocator
+        self.arena = self.allocator.arena
+        self.temporal = self.rows.mamba_pool.mamba_cache.temporal
+        self.kv = bundle.token_to_kv_pool.full_kv_pool.kv_buffer[0]
+        self.tree = KimiK3Cache(
+            CacheInitParams(
+                disable=False,
+                req_to_token_pool=self.rows,
+                token_to_kv_pool_allocator=self.allocator,
+                page_size=1,
+                chunked_prefill_size=chunk,
+            ),
+            Options(**{"grid": 4, "interval": 0, "opportunistic": 0, **options}),
+            rule=None,
+        )
+        self.waiting: list[Req] = []
+        self.running: list[Req] = []
+        self.chunked: Req | None = None
+        self._serial = 0
+
+    # -- requests --
+
+    def request(self, prompt: list[int], new: int = 4, **fields: object) -> Req:
+        """Queue a request."""
+        self._serial += 1
+        req = Req(
+            f"r{self._serial}",
+            "",
+            array("q", prompt),
+            SamplingParams(max_new_tokens=new),
+            vocab_size=1 << 20,
+            **fields,
+        )
+        req.sampling_params.normalize(None)
+        self.waiting.append(req)
+        return req
+
+    def run(self, *requests: Req) -> None:
+        """Step until these are finished."""
+        for _ in range(2000):
+            if all(req.finished() for req in requests):
+                return
+            self.step()
+        raise AssertionError("no progress")
+
+    def serve(self, prompt: list[int], new: int = 4, **fields: object) -> Req:
+        """Queue one request and run it to its end."""
+        req = self.request(prompt, new, **fields)
+        self.run(req)
+        return req
+
+    # -- the scheduler's loop, prefill first as SGLang does --
+
+    def step(self) -> None:
+        """One forward pass."""
+        if self.chunked is not None:
+            checkpoint_kv_cache(self.chunked, self.tree)
+        batch = self._admit()
+        if batch:
+            self._prefill(batch)
+        elif self.running:
+            self._decode()
+        self.check()
+
+    def _admit(self) -> list[Req]:
+        if not self.waiting and self.chunked is None:
+            return []
+        if not self.chunked and len(self.rows.free_slots) == 0:
+            return []
+        running = SimpleNamespace(reqs=self.running, batch_size=lambda: len(self.running))
+        adder = StopAwareAdder(1, self.tree, self.allocator, running, 0.5, 4096, self.chunk)
+        if self.chunked is not None:
+            self.chunked.init_next_round_input()
+            self.chunked = adder.add_chunked_req(self.chunked)
+        self.rows.mamba_allocator.alloc_group_begin(len(self.waiting))
+        for req in list(self.waiting):
+            held = sum(r.kv.holds_kv for r in adder.can_run_list)
+            if len(adder.can_run_list) - held >= self.rows.available_size():
+                break
+            req.init_next_round_input(self.tree)
+            result = adder.add_one_req(
+                req, has_chunked_req=self.chunked is not None, truncation_align_size=None
+            )
+            if not (adder.can_run_list and adder.can_run_list[-1] is req):
+                req.kv.mamba_cow_src_index, req.kv.mamba_needs_clear = None, False
+                if req.kv.holds_mamba:
+                    self.rows.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(-1))
+                    req.kv.mamba_pool_idx = None
+            if result.name != "CONTINUE":
+                break
+        self.rows.mamba_allocator.alloc_group_end()
+        admitted = set(map(id, adder.can_run_list))
+        self.waiting = [req for req in self.waiting if id(req) not in admitted]
+        if adder.new_chunked_req is not None:
+            assert self.chunked is None, "two unfinished prefills"
+            self.chunked = adder.new_chunked_req
+        return adder.can_run_list
+
+    def _batch(self, reqs: list[Req], ends: list[int]) -> SimpleNamespace:
+        prefixes = [req.prefix_len for req in reqs]
+        return SimpleNamespace(
+            reqs=reqs,
+            device="cpu",
+            tree_cache=self.tree,
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.allocator,
+            hisparse_coordinator=None,
+            maybe_evict_swa=lambda: None,
+            is_dllm=lambda: False,
+            model_config=SimpleNamespace(
+                hf_text_config=SimpleNamespace(), is_encoder_decoder=False
+            ),
+            prefix_lens=prefixes,
+            extend_lens=[end - start for start, end in zip(prefixes, ends, strict=True)],
+            extend_num_tokens=sum(ends) - sum(prefixes),
+            seq_lens=torch.tensor(ends),
+            seq_lens_cpu=torch.tensor(ends),
+        )
+
+    def _prefill(self, reqs: list[Req]) -> None:
+        batch = self._batch(reqs, [req.extend_end for req in reqs])
+        alloc_for_extend(batch)
+        ScheduleBatch._collect_deferred_mamba_cow_and_clear(batch, reqs)
+        translate = self.rows.translate_mamba_indices
+        if batch.mamba_clear_indices is not None:
+            self.rows.mamba_pool.clear_slots(translate(batch.mamba_clear_indices))
+        if batch.mamba_cow_src_indices is not None:
+            self.rows.copy_mamba_state(
+                translate(batch.mamba_cow_src_indices), translate(batch.mamba_cow_dst_indices)
+            )
+        for req in reqs:
+            self._forward(req, req.prefix_len, req.extend_end)
+        self.allocator.free_group_begin()
+        for req in reqs:
+            if req is self.chunked:
+                continue
+            self._sample(req)
+            if req.finished():
+                release_kv_cache(req, self.tree, checkpoint=True)
+            else:
+                checkpoint_kv_cache(req, self.tree)
+                self.running.append(req)
+        self.allocator.free_group_end()
+
+    def _decode(self) -> None:
+        while not self.allocator.check_decode_capacity(
+            num_tokens=len(self.running), tree_cache=self.tree
+        ):
+            if len(self.running) == 1:
+                self.abort(self.running[0])
+                return
+            self.retract(self.running[-1])
+        reqs, ends = list(self.running), []
+        for req in reqs:
+            req.prefix_len = req.kv.kv_committed_len
+            ends.append(req.prefix_len + 1)
+        alloc_for_extend(self._batch(reqs, ends))
+        for req, end in zip(reqs, ends, strict=True):
+            self._forward(req, end - 1, end)
+        self.allocator.free_group_begin()
+        for req in reqs:
+            self._sample(req)
+            if req.finished():
+                self.running.remove(req)
+                release_kv_cache(req, self.tree, checkpoint=True)
+        self.allocator.free_group_end()
+
+    def retract(self, req: Req) -> None:
+        """What SGLang's `release_req` does, with our hook around it."""
+        self.running.remove(req)
+        self.tree.retract(req)
+        release_kv_cache(req, self.tree, checkpoint=False)
+        req.reset_for_retract()
+        self.waiting.append(req)
+
+    def abort(self, req: Req) -> None:
+        """Abort in whatever phase the request is."""
+        req.finished_reason = FINISH_ABORT("test")
+        if req in self.waiting:
+            self.waiting.remove(req)
+            release_kv_cache(req, self.tree, checkpoint=False)
+        elif req is self.chunked:
+            self.chunked = None
+            release_kv_cache(req, self.tree, checkpoint=False)
+        else:
+            self.running.remove(req)
+            release_kv_cache(req, self.tree, checkpoint=True)
+
+    # -- what a forward pass would do --
+
+    def _forward(self, req: Req, start: int, end: int) -> None:
+        tokens = list(req.origin_input_ids) + list(req.output_ids)
+        slot = int(self.rows.translate_mamba_indices(req.kv.mamba_pool_idx.view(1)))
+        held = self.temporal[0, slot].flatten()
+        expected = fold(tokens[:start]) if start else 0.0
+        assert held.eq(expected).all(), (req.rid, start, held[:2], expected)
+        row = self.rows.req_to_token[req.kv.req_pool_idx, :end]
+        where = self.allocator.translate_kv_loc(row)
+        stored = self.kv[where[:start], 0, 0].float()
+        assert stored.tolist() == [float(t % 128) for t in tokens[:start]], req.rid
+        self.kv[where[start:]] = torch.tensor(
+            [float(t % 128) for t in tokens[start:end]], dtype=self.kv.dtype
+        ).view(-1, 1, 1)
+        self.temporal[0, slot] = fold(tokens[:end])
+
+    def _sample(self, req: Req) -> None:
+        length = len(req.origin_input_ids) + len(req.output_ids)
+        req.output_ids.append(100 + (length * 7 + int(req.origin_input_ids[0])) % 50)
+        if len(req.output_ids) >= req.sampling_params.max_new_tokens:
+            req.finished_reason = FINISH_LENGTH(length=len(req.output_ids))
+
+    # -- SGLang's idle invariants, at any time --
+
+    def check(self) -> None:
+        """Pool, tree, and conservation of every token and state."""
+        assert self.allocator.verify_byte_accounting() == []
+        owners = [*self.running, *([self.chunked] if self.chunked else [])]
+        private = sum(
+            req.kv.kv_allocated_len - req.kv.cache_protected_len
+            for req in owners
+            if req.kv.holds_kv
+        )
+        cached = self.tree.full_evictable_size() + self.tree.full_protected_size()
+        assert self.arena.pool.live_blocks == cached + private
+        live = sum(req.kv.holds_mamba for req in [*owners, *self.waiting])
+        cached_states = self.tree.mamba_evictable_size() + self.tree.mamba_protected_size()
+        assert self.arena.pool.live_states == cached_states + live
+        if not owners:
+            assert self.tree.full_protected_size() == self.tree.mamba_protected_size() == 0
+            assert len(self.rows.free_slots) == self.rows.size
