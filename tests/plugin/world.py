@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from array import array
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
 from sglang.srt.mem_cache.allocation import alloc_for_extend
@@ -24,6 +24,9 @@ from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.config import Options
 from sgl_kimi_k3.pool_adapter import build_pools
 from sgl_kimi_k3.scheduler import StopAwareAdder
+
+if TYPE_CHECKING:
+    import numpy as np
 
 TOKEN_BYTES = 32  # SGLang rounds an entry up to this
 STATE_WORDS = 61  # float32 words of the temporal state: with the conv part, 8 tokens of KV
