@@ -124,7 +124,7 @@ def _conversation_message(message: Message, *, thinking: bool) -> Iterator[Segme
         yield from _message("assistant", _assistant_channels(message, thinking=thinking))
     elif role == "tool":
         body = [Segment(_text(message))]
-        yield from _message("tool", body, tool=message.get("name", ""), index=message["index"])
+        yield from _message("tool", body, tool=message["name"], index=message["index"])
     elif role in ("system", "user"):
         if message.get("tools"):
             declared = [Segment(_json(list(message["tools"])))]
@@ -169,8 +169,9 @@ def _tool_results_in_call_order(conversation: Sequence[Message]) -> Iterator[Mes
     results: list[Message] = []
     for message in [*conversation, {"role": None}]:
         if message["role"] == "tool":
-            index, name = calls.get(message.get("tool_call_id", ""), (len(results) + 1, ""))
-            results.append({"name": name, **message, "index": index})
+            unknown = (len(results) + 1, message.get("name") or "")
+            index, name = calls.get(message.get("tool_call_id") or "", unknown)
+            results.append({**message, "name": name, "index": index})
             continue
         yield from sorted(results, key=lambda result: result["index"])
         results = []
