@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
+    from sgl_kimi_k3.attention.mla import LatentAttnBackend
+
 
 def register_cpu_backends() -> None:
-    """Put the CPU backends under the names SGLang looks them up by."""
-    from sglang.srt.layers.attention import attention_registry
-    from sglang.srt.layers.attention.linear import kda_backend
+    """Put the CPU backends under the names SGLang looks them up by; idempotent.
 
-    from sgl_kimi_k3.attention.kda import KdaAttnBackend
+    The portable model calls this when it is built, so stock's backends stay in place for every
+    other model. SGLang builds its backends after the model.
+    """
+    # The registry imports most of SGLang, and the model registry imports this package.
+    from sglang.srt.layers.attention import attention_registry  # noqa: PLC0415
+    from sglang.srt.layers.attention.linear import kda_backend  # noqa: PLC0415
 
-    stock = attention_registry.ATTENTION_BACKENDS["torch_native"]
+    from sgl_kimi_k3.attention.kda import KdaAttnBackend  # noqa: PLC0415
 
-    @attention_registry.register_attention_backend("torch_native")
-    def create(runner: ModelRunner) -> Any:
-        from sglang.srt.configs.hybrid_arch import kimi_linear_config
-
-        from sgl_kimi_k3.attention.mla import LatentAttnBackend
-
-        if kimi_linear_config(runner.model_config) is None:
-            return stock(runner)
-        return LatentAttnBackend(runner)
-
+    attention_registry.register_attention_backend("torch_native")(_create_latent)
     kda_backend.KDAAttnBackend = KdaAttnBackend
+
+
+def _create_latent(runner: ModelRunner) -> LatentAttnBackend:
+    from sgl_kimi_k3.attention.mla import LatentAttnBackend  # noqa: PLC0415
+
+    return LatentAttnBackend(runner)

@@ -44,7 +44,19 @@ class KdaAttnBackend(MambaAttnBackendBase):
         b: Tensor,
         **_: Any,
     ) -> Tensor:
-        """One token per request: mixed_qkv [B, q|k|v], a [B, H * K], b [1, B, H] -> [1, B, H, V]."""
+        """One token per request.
+
+        Args:
+            layer: the layer's gates and convolution weights.
+            forward_batch: unused, the state indices are those of `init_forward_metadata`.
+            mixed_qkv: [B, q|k|v], before the convolution.
+            a: [B, H * K], the forget gate's logits.
+            b: [1, B, H], beta's logits.
+
+        Returns:
+            [1, B, H, V].
+        """
+        del forward_batch
         cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
         rows, states = cache.conv[0], cache.temporal
         mixed, rows[self.indices] = conv_decode(mixed_qkv, layer.conv_weights, rows[self.indices])
@@ -61,7 +73,7 @@ class KdaAttnBackend(MambaAttnBackendBase):
         b: Tensor,
         **_: Any,
     ) -> Tensor:
-        """Requests end to end: mixed_qkv [T, q|k|v], a [1, T, H, K], b [1, T, H] -> [1, T, H, V]."""
+        """Requests laid end to end: as `forward_decode`, with a [1, T, H, K] and T tokens."""
         cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
         lens = forward_batch.extend_seq_lens_cpu
         depths = forward_batch.extend_prefix_lens_cpu

@@ -69,7 +69,7 @@ class LatentAttnBackend(AttentionBackend):
         v: Tensor,
         layer: RadixAttention,
         forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
+        save_kv_cache: bool = True,  # noqa: FBT001, FBT002  # SGLang's signature
         **_: Any,
     ) -> Tensor:
         """Write the new rows, then attend: q [T, H * D] -> [T, H * v_head_dim]."""

@@ -7,8 +7,8 @@ convolution; channels are the rank's `q | k | v`. SGLang's pool holds it as `con
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 
 def conv_prefill(inputs: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def conv_prefill(inputs: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, 
     out = torch.zeros(inputs.shape, dtype=torch.float64, device=inputs.device)
     for j in range(width):
         out += window[j : j + inputs.shape[0]].double() * weight[:, j].double()
-    return F.silu(out).to(inputs.dtype), window[1 - width :].to(rows.dtype)
+    return functional.silu(out).to(inputs.dtype), window[1 - width :].to(rows.dtype)
 
 
 def conv_decode(inputs: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,4 +36,4 @@ def conv_decode(inputs: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, T
     out = torch.zeros(inputs.shape, dtype=torch.float64, device=inputs.device)
     for j in range(weight.shape[1]):
         out += window[:, j].double() * weight[:, j].double()
-    return F.silu(out).to(inputs.dtype), window[:, 1:].to(rows.dtype)
+    return functional.silu(out).to(inputs.dtype), window[:, 1:].to(rows.dtype)

@@ -14,7 +14,8 @@ def kda_decode(
     """Advance B states by one token each (`naive.delta_rule`, float64 inside).
 
     Args:
-        q, k: [B, H, K], as the short convolution left them.
+        q: [B, H, K], as the short convolution left it.
+        k: [B, H, K], the same.
         v: [B, H, V].
         log_a: [B, H, K].
         beta: [B, H], in (0, 1).

@@ -66,7 +66,8 @@ def delta_rule(
     """Gated delta rule with a decay per key channel (report, equation 1).
 
     Args:
-        q, k: [T, H, K], as the short convolution left them; normalised here.
+        q: [T, H, K], as the short convolution left it; normalised here.
+        k: [T, H, K], the same.
         v: [T, H, V].
         log_a: [T, H, K].
         beta: [T, H], in (0, 1).

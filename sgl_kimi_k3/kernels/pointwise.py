@@ -6,8 +6,8 @@ The shapes and formulas are those of `naive`; results have the dtype of the firs
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from sgl_kimi_k3.kernels import naive
 
@@ -40,7 +40,7 @@ def situ_and_mul(gate: Tensor, up: Tensor, beta: float, linear_beta: float | Non
 
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`, Kimi-Linear's activation."""
-    return (F.silu(gate.double()) * up.double()).to(gate.dtype)
+    return (functional.silu(gate.double()) * up.double()).to(gate.dtype)
 
 
 def route(

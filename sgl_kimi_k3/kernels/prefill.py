@@ -7,13 +7,16 @@ from the stored float32 state therefore repeats the same arithmetic and gives th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from sgl_kimi_k3.kernels import naive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CHUNK = 16
 """Tokens per chunk."""
@@ -36,7 +39,8 @@ def kda_prefill(
     """Run N sequences laid end to end (`naive.delta_rule` for each, float64 inside).
 
     Args:
-        q, k: [T, H, K], as the short convolution left them.
+        q: [T, H, K], as the short convolution left it.
+        k: [T, H, K], the same.
         v: [T, H, V].
         log_a: [T, H, K].
         beta: [T, H], in (0, 1).
@@ -94,5 +98,5 @@ def _prefill_one(
 
 def _chunked(x: Tensor, lead: int) -> Tensor:
     """[T, H, D] -> [chunks, H, CHUNK, D] float64, zero rows before and after."""
-    x = F.pad(x.double(), (0, 0, 0, 0, lead, -(x.shape[0] + lead) % CHUNK))
+    x = functional.pad(x.double(), (0, 0, 0, 0, lead, -(x.shape[0] + lead) % CHUNK))
     return x.unflatten(0, (-1, CHUNK)).transpose(1, 2)

@@ -8,8 +8,8 @@ then depends on nothing but the row.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 ROWS = 16
 """Rows per tile: a decode batch pays for padding, a prefill for many small products."""
@@ -24,7 +24,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
         tiles = padded.view(-1, ROWS, padded.shape[1])
         out = torch.bmm(tiles, weight.t().expand(tiles.shape[0], -1, -1)).flatten(0, 1)
     else:
-        out = torch.cat([F.linear(tile, weight) for tile in padded.split(ROWS)])
+        out = torch.cat([functional.linear(tile, weight) for tile in padded.split(ROWS)])
     return out[: flat.shape[0]].view(*x.shape[:-1], weight.shape[0])
 
 
@@ -38,4 +38,4 @@ def heads_linear(x: Tensor, weight: Tensor) -> Tensor:
 def _pad(x: Tensor) -> Tensor:
     missing = -x.shape[0] % ROWS
     # A tile must start on the same alignment wherever its rows come from.
-    return F.pad(x, (0, 0, 0, missing)) if missing else x.contiguous()
+    return functional.pad(x, (0, 0, 0, missing)) if missing else x.contiguous()

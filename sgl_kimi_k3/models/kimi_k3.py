@@ -8,21 +8,24 @@ names are the official checkpoint's, without its `language_model.` prefix.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.model_loader.weight_utils import default_weight_loader
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
+from sgl_kimi_k3.attention import register_cpu_backends
 from sgl_kimi_k3.kernels import pointwise
 from sgl_kimi_k3.models.attention import GatedLatentAttention, KimiDeltaAttention
 from sgl_kimi_k3.models.linear import Norm, TiledLinearMethod
 from sgl_kimi_k3.models.moe import DenseMlp, Experts, SparseMoe, activation_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sglang.srt.configs.kimi_linear import KimiLinearConfig
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
@@ -150,17 +153,21 @@ class TextModel(nn.Module):
 
 
 class PortableKimi(nn.Module):
-    """SGLang model class; see the module docstring. Pipeline parallelism is not supported."""
+    """SGLang's model interface; see the module docstring."""
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__()
         # The checkpoint quantises the routed experts alone; `Experts.load` expands them.
         del quant_config, prefix
+        if get_parallel().pp_size > 1:
+            raise ValueError("the portable model is not split into stages: leave out --pp-size")
         self.config: KimiLinearConfig = getattr(config, "text_config", config)
         self.model = TextModel(self.config)
         self.lm_head = ParallelLMHead(self.config.vocab_size, self.config.hidden_size)
         self.lm_head.quant_method = TiledLinearMethod()
         self.logits_processor = LogitsProcessor(self.config)
+        if self.lm_head.weight.device.type == "cpu":
+            register_cpu_backends()
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding, as SGLang asks for it."""
@@ -224,4 +231,16 @@ class PortableKimi(nn.Module):
             layer.self_attn.post_load()
 
 
-EntryClass = PortableKimi
+class KimiK3LinearForCausalLM(PortableKimi):
+    """K3's text tower alone."""
+
+
+class KimiK3ForConditionalGeneration(PortableKimi):
+    """The whole K3 checkpoint, served without its vision tower."""
+
+
+class KimiLinearForCausalLM(PortableKimi):
+    """Kimi-Linear."""
+
+
+EntryClass = [KimiK3LinearForCausalLM, KimiK3ForConditionalGeneration, KimiLinearForCausalLM]
