@@ -1,0 +1,121 @@
+"""The arena's bytes: zero, copy and move whole units of one uint8 tensor, on the current stream.
+
+Offsets are int64 throughout, so a unit may start beyond 2**31. Nothing here reads a device value
+back: indices are host numpy arrays and travel one way. A `Mover` does the copying; plain torch on
+the CPU, `mempool.kernels.TritonMover` on CUDA.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+from mempool.geometry import Geometry
+from mempool.ids import IdArray, Side
+from mempool.pool import Grant, Move
+
+
+class Mover(Protocol):
+    """Copies or zeroes rows of `rows`, uint8 `[units, unit_bytes]`, in stream order."""
+
+    def copy(self, rows: torch.Tensor, sources: IdArray, targets: IdArray) -> None:
+        """`rows[targets[k]] = rows[sources[k]]` for every k; no target is a source."""
+
+    def zero(self, rows: torch.Tensor, indices: IdArray) -> None:
+        """`rows[indices] = 0`."""
+
+
+class TorchMover:
+    """Plain torch, right on every device and fast enough on the CPU."""
+
+    def copy(self, rows: torch.Tensor, sources: IdArray, targets: IdArray) -> None:
+        """Gather, then scatter; needs as much scratch as it copies."""
+        source, target = upload(sources, rows.device), upload(targets, rows.device)
+        rows.index_copy_(0, target, rows.index_select(0, source))
+
+    def zero(self, rows: torch.Tensor, indices: IdArray) -> None:
+        """Fill by index."""
+        rows.index_fill_(0, upload(indices, rows.device), 0)
+
+
+def upload(indices: IdArray, device: torch.device) -> torch.Tensor:
+    """Host indices as an int64 tensor on `device`, without waiting for it."""
+    host = torch.from_numpy(indices.copy())
+    if device.type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+class Storage:
+    """Whole-unit operations over the arena.
+
+    Args:
+        raw: uint8, one dimension, at least `geometry.total_bytes` long, zero at the start.
+        geometry: sizes; both kinds are anchored at byte 0 of `raw`.
+        mover: what copies; by default Triton on CUDA, torch elsewhere.
+
+    Raises:
+        ValueError: `raw` is of another type or too short.
+    """
+
+    def __init__(self, raw: torch.Tensor, geometry: Geometry, mover: Mover | None = None) -> None:
+        if raw.dtype != torch.uint8 or raw.dim() != 1 or not raw.is_contiguous():
+            raise ValueError(f"the arena must be flat contiguous uint8, got {raw.dtype}")
+        if raw.numel() < geometry.total_bytes:
+            raise ValueError(f"{raw.numel()} bytes hold no arena of {geometry.total_bytes}")
+        self.raw = raw
+        self.geometry = geometry
+        self.mover = mover or _default_mover(raw)
+        self._rows = {
+            Side.STATE: _rows(raw, geometry.total_bytes, geometry.state_bytes),
+            Side.BLOCK: _rows(raw, geometry.total_bytes, geometry.block_bytes),
+        }
+
+    def rows(self, side: Side) -> torch.Tensor:
+        """uint8 `[indices, unit_bytes]` view of one kind over the whole arena."""
+        return self._rows[side]
+
+    def zero_states(self, indices: IdArray) -> None:
+        """Zero states by physical index."""
+        if len(indices):
+            self.mover.zero(self._rows[Side.STATE], indices)
+
+    def zero_blocks(self, indices: IdArray) -> None:
+        """Zero blocks by physical index."""
+        if len(indices):
+            self.mover.zero(self._rows[Side.BLOCK], indices)
+
+    def copy_states(self, sources: IdArray, targets: IdArray) -> None:
+        """Copy states pairwise by physical index; no target may be a source.
+
+        Raises:
+            ValueError: the arrays differ in length.
+        """
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
+        if len(sources):
+            self.mover.copy(self._rows[Side.STATE], sources, targets)
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Apply moves in order."""
+        for move in moves:
+            self.mover.copy(self._rows[move.side], move.sources, move.targets)
+
+    def apply(self, grant: Grant) -> None:
+        """Make a grant's units readable: its moves, then zeros where bytes changed owner."""
+        self.move(grant.moves)
+        self.zero_states(grant.stale_states)
+        self.zero_blocks(grant.stale_blocks)
+
+
+def _rows(raw: torch.Tensor, total_bytes: int, unit_bytes: int) -> torch.Tensor:
+    units = total_bytes // unit_bytes
+    return raw[: units * unit_bytes].view(units, unit_bytes)
+
+
+def _default_mover(raw: torch.Tensor) -> Mover:
+    if raw.device.type != "cuda":
+        return TorchMover()
+    from mempool.kernels import TritonMover  # noqa: PLC0415 - Triton only where a GPU is
+
+    return TritonMover()
