@@ -228,6 +228,7 @@ class PrefixCache:
                 freed += len(piece)
         if slots:
             ids = np.concatenate(pieces) if pieces else NO_IDS
+            self.counters.evicted_tokens += freed * self.config.block_size
             self._pool.free(np.array(slots, dtype=np.int64), ids)
             self._trim_ghosts()
         return True
@@ -254,9 +255,7 @@ class PrefixCache:
             pieces.append(self._tree.make_ghost(node))
             self.blocks -= len(pieces[-1])
             self.ghost_tokens += len(node.tokens)
-            node.seen = self.tick
-            self._queue_ghost(node)
-            self._tree.compress(node)
+            self._queue_ghost(self._tree.compress(node), self.tick)
             node = parent
         self._tree.compress(node)
         above = next((n for n in node.lineage() if n.checkpoint is not None), None)
@@ -266,8 +265,9 @@ class PrefixCache:
 
     # -- ghosts -----------------------------------------------------------------------------
 
-    def _queue_ghost(self, node: Node) -> None:
+    def _queue_ghost(self, node: Node, seen: int) -> None:
         if not node.children:
+            node.seen = seen
             self._serial += 1
             heapq.heappush(self._ghost_leaves, (node.seen, self._serial, node))
 
@@ -282,7 +282,7 @@ class PrefixCache:
             if parent.resident or parent.children:
                 self._tree.compress(parent)
             else:
-                self._queue_ghost(parent)
+                self._queue_ghost(parent, parent.seen)
         for namespace in [n for n, root in self.roots.items() if not root.children]:
             self._forget_empty(namespace)
 
@@ -395,8 +395,7 @@ class PrefixCache:
             return
         leaf = self._tree.ensure(end, tokens, up_to)
         self.ghost_tokens += up_to - known
-        leaf.seen = self.tick
-        self._queue_ghost(leaf)
+        self._queue_ghost(leaf, self.tick)
         if leaf.parent is not None and not leaf.parent.resident:
             self._tree.compress(leaf.parent)
 

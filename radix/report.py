@@ -39,6 +39,7 @@ class Counters:
     taken: Counter[Kind] = field(default_factory=Counter)  # checkpoints
     evicted: Counter[Kind] = field(default_factory=Counter)  # checkpoints
     skipped: Counter[Kind] = field(default_factory=Counter)  # stops without room for a state
+    evicted_tokens: int = 0  # of KV
     refused_present: int = 0  # offered where a checkpoint already was
 
     def record(self, match: Match) -> None:
@@ -78,6 +79,7 @@ class Report:
     hit_tokens: Mapping[Kind, int]
     taken: Mapping[Kind, int]
     evicted: Mapping[Kind, int]
+    evicted_tokens: int
     skipped: Mapping[Kind, int]
     refused_present: int
     states: int
@@ -100,6 +102,7 @@ def report(cache: PrefixCache) -> Report:
         hit_tokens={kind: counters.hit_tokens[kind] for kind in Kind},
         taken={kind: counters.taken[kind] for kind in Kind},
         evicted={kind: counters.evicted[kind] for kind in Kind},
+        evicted_tokens=counters.evicted_tokens,
         skipped={kind: counters.skipped[kind] for kind in Kind},
         refused_present=counters.refused_present,
         states=cache.states,

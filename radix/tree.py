@@ -165,27 +165,27 @@ class Tree:
         upper.children[self._key(node.tokens, 0)] = node
         return upper
 
-    def compress(self, node: Node) -> None:
-        """Merge a node that is no longer needed as a point into its only child, if it has one.
+    def compress(self, node: Node) -> Node:
+        """Merge a node that is no longer needed as a point into its only child; who is left.
 
         A point is needed if it is a root, holds a checkpoint, branches, or is where residency ends.
         """
         parent = node.parent
         if parent is None or node.checkpoint is not None or len(node.children) != 1:
-            return
+            return node
         (child,) = node.children.values()
         if child.resident != node.resident:
-            return
+            return node
         assert node.pins == 0, (node.end, node.pins)
         child.tokens = np.concatenate((node.tokens, child.tokens))
         if node.blocks is not None and child.blocks is not None:
             child.blocks = np.concatenate((node.blocks, child.blocks))
         child.evicted_at = max(child.evicted_at, node.evicted_at)
-        child.seen = max(child.seen, node.seen)
         child.parent = parent
         parent.children[self._key(child.tokens, 0)] = child
         node.parent = None
         node.children = {}
+        return child
 
     def remove(self, leaf: Node) -> Node:
         """Cut off a ghost leaf; returns its parent."""

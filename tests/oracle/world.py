@@ -71,7 +71,7 @@ class PaintedPool:
         return self._bytes(Side.BLOCK, int(self.pool.blocks.index_of(np.array([block_id]))[0]))
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
     """A request in flight: `tokens` are known so far, [0, done) are computed."""
 
@@ -214,6 +214,18 @@ class World:
                     for index, block_id in enumerate(node.blocks, start=start + 1):
                         text = fold(namespace, key[: index * self.block_size], BLOCK_BYTES)
                         assert self.port.block(block_id).tobytes() == text, (namespace, index)
+
+    def held_on_path(self, tokens, namespace=None) -> list[int]:
+        """Depths of the checkpoints on the way of `tokens`, sorted."""
+        depths, node = [], self.cache.roots.get(namespace)
+        while node is not None:
+            key = tokens[node.end : node.end + self.block_size].tobytes()
+            node = node.children.get(key)
+            if node is None or not np.array_equal(tokens[node.start : node.end], node.tokens):
+                break
+            if node.checkpoint is not None:
+                depths.append(node.end)
+        return depths
 
     def held_depths(self, namespace=None) -> list[int]:
         """Depths of all checkpoints, sorted."""
