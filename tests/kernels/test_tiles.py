@@ -1,0 +1,27 @@
+"""A row's product depends on nothing but the row."""
+
+import pytest
+import torch
+
+from sgl_kimi_k3.kernels import tiles
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(100, 36), (128, 512), (512, 1024)])
+def test_rows_do_not_depend_on_the_batch(dtype, shape) -> None:
+    torch.manual_seed(0)
+    width_in, width_out = shape
+    weight, x = torch.randn(width_out, width_in).to(dtype), torch.randn(80, width_in).to(dtype)
+    whole = tiles.linear(x, weight)
+    torch.testing.assert_close(whole, x @ weight.t())
+    for start, stop in [(0, 1), (3, 4), (5, 21), (7, 24), (0, 33), (79, 80)]:
+        assert torch.equal(tiles.linear(x[start:stop], weight), whole[start:stop])
+
+
+def test_heads_do_not_depend_on_the_batch() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(3, 24, 40), torch.randn(40, 3, 24)
+    whole = tiles.heads_linear(x, weight)
+    torch.testing.assert_close(whole, torch.einsum("thd,hdr->thr", x, weight))
+    for start, stop in [(0, 1), (5, 21), (39, 40)]:
+        assert torch.equal(tiles.heads_linear(x[start:stop], weight), whole[start:stop])
