@@ -141,7 +141,14 @@ def main(arguments: list[str] | None = None) -> int:
         help="tokens between checkpoint positions, KIMI_K3_GRID of the server (%(default)s)",
     )
     options = parser.parse_args(arguments)
-    server = Server(options.base_url)
+    try:
+        return _run(Server(options.base_url), options.grid, options.json)
+    except (httpx.HTTPError, openai.APIError) as error:
+        print(f"FAILED  {options.base_url} did not answer: {error!r}")
+        return 1
+
+
+def _run(server: Server, grid: int, json_path: Path | None) -> int:
     end_of_msg = server.token(END_OF_MSG)
 
     print(report.header(), flush=True)
@@ -159,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
         if turn.user == len(QUESTIONS):
             print(f"the same chat with the cache off: turn {turn.turn} done", flush=True)
     different = report.differences(cached, plain)
-    problems = report.resume_problems(cached, end_of_msg, options.grid)
+    problems = report.resume_problems(cached, end_of_msg, grid)
     problems += [
         f"{t.name}: {t.cached_tokens} tokens came from the cache though it was off"
         for t in plain
@@ -174,8 +181,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"metrics    {server.base_url}/metrics\ndashboard  launch/dashboards/kimi_k3.json (Grafana)"
     )
-    if options.json:
-        report.write_json(options.json, cached, outputs_equal=not different, server=summary)
+    if json_path:
+        report.write_json(json_path, cached, outputs_equal=not different, server=summary)
     return 1 if different or problems else 0
 
 

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Everything CI checks: lint, types, unit and property tests, then tests against a served small K3.
+#
+#   bash tests/run.sh [pytest arguments for both test stages]
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+# shellcheck source=launch/steps.sh
+. "$root/launch/steps.sh"
+
+install serve dev
+bin=$venv/bin
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+say "lint"
+"$bin/ruff" check .
+"$bin/ruff" format --check .
+say "types"
+"$bin/mypy"
+say "unit and property tests"
+"$bin/python" -m pytest -q -m "not e2e and not gpu" "$@"
+say "end to end, against a served small K3"
+"$bin/python" -m pytest -q -m e2e "$@"
+say "all passed"
