@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # What a laptop-sized server needs; stock's defaults take several GB for a toy model.
 CPU_DEFAULTS = {
     "--device": "cpu",
+    "--dtype": "float32",
     "--attention-backend": "torch_native",
     "--max-running-requests": "16",
     "--max-total-tokens": "65536",
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     for field in fields(Options):
         group.add_argument(
             f"--kimi-k3-{field.name.replace('_', '-')}",
-            dest=field.name,
+            dest=f"option_{field.name}",
             metavar=field.name.upper(),
             help=f"default {field.default}",
         )
@@ -63,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(parsed: argparse.Namespace, flags: list[str]) -> int:
     compat.check_version()
     for field in fields(Options):
-        value = getattr(parsed, field.name)
+        value = getattr(parsed, f"option_{field.name}")
         if value is not None:
             os.environ[f"{PREFIX}{field.name.upper()}"] = value
     Options.from_env(os.environ)  # refuse bad options before anything loads

@@ -83,6 +83,7 @@ def plan_of(server_args: Any) -> MemoryPlan:
     from sglang.srt.arg_groups.model_override_base import model_config_of  # noqa: PLC0415
     from sglang.srt.arg_groups.overrides import resolving_view  # noqa: PLC0415
     from sglang.srt.configs.hybrid_arch import mambaish_config  # noqa: PLC0415
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415
 
     view, model = resolving_view(server_args), model_config_of(server_args)
     hybrid = mambaish_config(model)
@@ -91,7 +92,8 @@ def plan_of(server_args: Any) -> MemoryPlan:
             f"{view.model_path} ({model.hf_config.architectures}) has no recurrent state; this "
             "backend serves Kimi K3 and Kimi Linear. Use plain `sglang serve`."
         )
-    state_bytes = hybrid.mamba2_cache_params.mamba_cache_per_req
+    with get_parallel().override(attn_tp_size=view.tp_size):  # not published before launch
+        state_bytes = hybrid.mamba2_cache_params.mamba_cache_per_req
     itemsize = {"fp8_e4m3": 1, "fp8_e5m2": 1}.get(view.kv_cache_dtype, model.dtype.itemsize)
     row = (model.kv_lora_rank + model.qk_rope_head_dim) * itemsize
     token_bytes = -(-len(hybrid.full_attention_layer_ids) * row // 32) * 32

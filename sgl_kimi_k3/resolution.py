@@ -6,8 +6,10 @@ Decided while SGLang resolves its flags rather than in our command line alone, s
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
 from sgl_kimi_k3.config import BACKEND
@@ -53,7 +55,17 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
         if view.device == "cpu" and view.attention_backend is None:
             decided["attention_backend"] = "torch_native"
         declare_resolution(server_args, SOURCE, **decided)
+        keep_conv_dtype(str(model_config_of(server_args).dtype).removeprefix("torch."))
     original(server_args)
+
+
+def keep_conv_dtype(serving: str) -> None:
+    """Hold the short convolution's rows in the serving dtype unless the operator chose another.
+
+    SGLang's default is bfloat16 whatever the model runs in; in a float32 server a cut prefill
+    would then differ from an uncut one.
+    """
+    os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", serving)
 
 
 def page_major_layout(original: Callable[[Any], None], server_args: Any) -> None:
