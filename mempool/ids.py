@@ -16,6 +16,7 @@ SlotId = NewType("SlotId", int)
 Step = NewType("Step", int)
 IdArray = npt.NDArray[np.int64]
 
+_INT64 = np.dtype(np.int64)
 EMPTY: IdArray = np.empty(0, dtype=np.int64)
 EMPTY.flags.writeable = False
 
@@ -30,7 +31,7 @@ class Side(Enum):
 def as_ids(ids: npt.ArrayLike) -> IdArray:
     """Return `ids` as a 1-D int64 array; floats, bools and other shapes are a ValueError."""
     array = np.asarray(ids)
-    if array.dtype != np.int64:
+    if array.dtype is not _INT64:
         if array.size and array.dtype.kind not in "iu":
             raise ValueError(f"ids must be integers, got dtype {array.dtype}")
         array = array.astype(np.int64)

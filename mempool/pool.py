@@ -10,7 +10,7 @@ from mempool.end import End
 from mempool.geometry import Geometry
 from mempool.ids import EMPTY, IdArray, Side, Step
 from mempool.report import Counters, Report, SideReport, violations
-from mempool.table import Status, Table
+from mempool.table import RETIRED, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Pool:
             raise ValueError(f"retire: step {step} after step {self._retired[-1][0]}")
         state_ids, block_ids = self._check(states, blocks, "retire")
         for end, table, ids in self._sides(state_ids, block_ids):
-            table.set_status(ids, Status.RETIRED)
+            table.set_status(ids, RETIRED)
             end.fix(end.position_of(table.indices[ids]))
         self._retired_states += len(state_ids)
         self._retired_blocks += len(block_ids)

@@ -1,20 +1,18 @@
 """Virtual ids of one side and where each lives; the only thing a move rewrites."""
 
-from enum import IntEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from mempool.ids import IdArray, as_ids
 
-
-class Status(IntEnum):
-    """What an id is; the pool knows no more (private and cached ids are both LIVE)."""
-
-    FREE = 0
-    LIVE = 1
-    RETIRED = 2
-    SINK = 3
+# What an id is; the pool knows no more (private and cached ids are both live).
+FREE: Final = 0
+LIVE: Final = 1
+RETIRED: Final = 2
+SINK: Final = 3
+STATUS_NAMES: Final = ("free", "live", "retired", "sink")
 
 
 class Table:
@@ -39,6 +37,7 @@ class Table:
         "_queue",
         "_scratch",
         "_status",
+        "_status_bytes",
         "free_count",
         "indices",
         "max_id",
@@ -48,7 +47,8 @@ class Table:
         self.max_id = max_id
         self.indices: IdArray = np.zeros(max_id + 1, dtype=np.int64)
         self._ids: IdArray = np.zeros(max_index + 1, dtype=np.int64)  # id by physical index
-        self._status: npt.NDArray[np.uint8] = np.zeros(max_id + 1, dtype=np.uint8)
+        self._status_bytes = bytearray(max_id + 1)  # scalar reads here, arrays through the view
+        self._status: npt.NDArray[np.uint8] = np.frombuffer(self._status_bytes, dtype=np.uint8)
         self._scratch: IdArray = np.zeros(max_id + 1, dtype=np.int64)
         self._queue: IdArray = np.empty(max_id, dtype=np.int64)  # ring of free ids
         self.clear()
@@ -57,8 +57,8 @@ class Table:
         """Unbind every id, in place."""
         self.indices[:] = 0
         self._ids[:] = 0
-        self._status[:] = Status.FREE
-        self._status[0] = Status.SINK
+        self._status[:] = FREE
+        self._status[0] = SINK
         self._queue[:] = np.arange(1, self.max_id + 1)
         self._head = 0
         self.free_count = self.max_id
@@ -89,7 +89,7 @@ class Table:
         self.free_count -= count
         self.indices[ids] = indices
         self._ids[indices] = ids
-        self._status[ids] = Status.LIVE
+        self._status[ids] = LIVE
         return ids
 
     def unbind(self, ids: IdArray) -> None:
@@ -99,7 +99,7 @@ class Table:
             return
         self._ids[self.indices[ids]] = 0
         self.indices[ids] = 0
-        self._status[ids] = Status.FREE
+        self._status[ids] = FREE
         start = (self._head + self.free_count) % self.max_id
         first = min(count, self.max_id - start)
         self._queue[start : start + first] = ids[:first]
@@ -113,12 +113,12 @@ class Table:
         self._ids[targets] = ids
         self.indices[ids] = targets
 
-    def set_status(self, ids: IdArray, status: Status) -> None:
-        """Mark bound ids LIVE or RETIRED."""
+    def set_status(self, ids: IdArray, status: int) -> None:
+        """Mark bound ids `LIVE` or `RETIRED`."""
         self._status[ids] = status
 
     def check_live(self, ids: npt.ArrayLike, verb: str) -> IdArray:
-        """Return `ids` as int64 if each is LIVE and named once.
+        """Return `ids` as int64 if each is live and named once.
 
         Raises:
             ValueError: naming the first offending id; nothing changed.
@@ -127,14 +127,14 @@ class Table:
         count = len(array)
         if count == 1:
             only = int(array[0])
-            if 0 < only <= self.max_id and self._status[only] == Status.LIVE:
+            if 0 < only <= self.max_id and self._status_bytes[only] == LIVE:
                 return array
         elif count == 0:
             return array
         elif array.min() > 0 and array.max() <= self.max_id:
             self._scratch[array] = order = np.arange(count, dtype=np.int64)
             once = bool((self._scratch[array] == order).all())
-            if once and bool((self._status[array] == Status.LIVE).all()):
+            if once and bool((self._status[array] == LIVE).all()):
                 return array
         raise ValueError(self._complaint(array, verb))
 
@@ -145,8 +145,8 @@ class Table:
                 return f"{verb}: id {one} is foreign, ids run from 1 to {self.max_id}"
             if one in seen:
                 return f"{verb}: id {one} is named twice in one call"
-            if self._status[one] != Status.LIVE:
-                return f"{verb}: id {one} is {Status(self._status[one]).name.lower()}, not live"
+            if self._status[one] != LIVE:
+                return f"{verb}: id {one} is {STATUS_NAMES[self._status[one]]}, not live"
             seen[one] = True
         raise AssertionError(f"{verb}: every id is live")
 
@@ -156,7 +156,7 @@ class Table:
         held = np.flatnonzero(self._ids)
         queue = self._queue[(self._head + np.arange(self.free_count)) % self.max_id]
         status = self._status[1:]
-        tenant = (status == Status.LIVE) | (status == Status.RETIRED)
+        tenant = (status == LIVE) | (status == RETIRED)
         unique = np.unique(queue)
         checks = (
             (len(bound) == len(held), f"P4: {len(bound)} ids bound, {len(held)} indices held"),
@@ -167,9 +167,9 @@ class Table:
             ),
             (len(unique) == len(queue), "P4: an id is queued twice"),
             (
-                np.array_equal(unique, np.flatnonzero(status == Status.FREE) + 1),
+                np.array_equal(unique, np.flatnonzero(status == FREE) + 1),
                 "P4: the queue is not the set of free ids",
             ),
-            (self.indices[0] == 0 and self._status[0] == Status.SINK, "P4: the sink id is bound"),
+            (self.indices[0] == 0 and self._status[0] == SINK, "P4: the sink id is bound"),
         )
         return [text for good, text in checks if not good]

@@ -18,6 +18,10 @@ class PaintedArena:
         self.last_kind: list[str | None] = [None] * total
         self.index_of: dict[tuple[str, int], int] = {}
         self.fixed: dict[tuple[str, int], int] = {}
+        self.count = {STATE: 0, BLOCK: 0}
+        # All indices of a kind outside the sink, nearest the own end first.
+        inside = {k: [i for i in range(total // n) if i * n >= sink] for k, n in unit.items()}
+        self.slots = {STATE: inside[STATE], BLOCK: inside[BLOCK][::-1]}
 
     def span(self, kind: str, index: int) -> range:
         return range(index * self.unit[kind], (index + 1) * self.unit[kind])
@@ -37,9 +41,11 @@ class PaintedArena:
             self.tenant[byte] = (kind, one)
             self.last_kind[byte] = kind
         self.index_of[kind, one] = index
+        self.count[kind] += 1
 
     def leave(self, kind: str, one: int) -> None:
         index = self.index_of.pop((kind, one))
+        self.count[kind] -= 1
         self.fixed.pop((kind, one), None)
         for byte in self.span(kind, index):
             assert self.tenant[byte] == (kind, one)
@@ -72,30 +78,18 @@ class PaintedArena:
 
         Every kind keeps to its own end, so what matters is how far each must reach.
         """
-        reach = {}
-        for kind, edge in ((STATE, self.sink), (BLOCK, self.total)):
-            slots = self._slots(kind)
-            need = len(self.ids(kind)) + demand[kind]
-            fixed = {self.index_of[owner] for owner, count in self.fixed.items() if count}
-            held = [n for n, index in enumerate(slots) if index in fixed and self._is(kind, index)]
-            count = max([need] + [n + 1 for n in held])
+        reach = {STATE: self.sink, BLOCK: self.total}
+        for kind, slots in self.slots.items():
+            fixed = [
+                slots.index(self.index_of[o]) for o, n in self.fixed.items() if n and o[0] == kind
+            ]
+            count = max([self.count[kind] + demand[kind], *(n + 1 for n in fixed)])
             if count > len(slots):
                 return False
-            ends = [self.span(kind, index) for index in slots[:count]]
-            reach[kind] = edge
-            if ends:
-                reach[kind] = ends[-1].stop if kind == STATE else ends[-1].start
+            if count:
+                span = self.span(kind, slots[count - 1])
+                reach[kind] = span.stop if kind == STATE else span.start
         return reach[STATE] <= reach[BLOCK]
-
-    def _is(self, kind: str, index: int) -> bool:
-        owner = self.tenant[index * self.unit[kind]]
-        return owner is not None and owner[0] == kind and self.index_of[owner] == index
-
-    def _slots(self, kind: str) -> list[int]:
-        """All indices of a kind outside the sink, nearest the own end first."""
-        every = range(self.total // self.unit[kind])
-        inside = [index for index in every if index * self.unit[kind] >= self.sink]
-        return inside if kind == STATE else inside[::-1]
 
 
 def snapshot(thing: object) -> object:

@@ -19,7 +19,7 @@ SIZES = st.sampled_from([(30, 10), (32, 8), (7, 3), (3, 7), (10, 10), (25, 1), (
 
 
 class PoolMachine(RuleBasedStateMachine):
-    @initialize(sizes=SIZES, units=st.integers(2, 5), extra=st.integers(0, 30), sink=st.booleans())
+    @initialize(sizes=SIZES, units=st.integers(2, 7), extra=st.integers(0, 30), sink=st.booleans())
     def build(self, sizes, units, extra, sink):
         state, block = sizes
         total = max(sizes) * units + extra
@@ -77,6 +77,14 @@ class PoolMachine(RuleBasedStateMachine):
         bytes_of = {Side.STATE: self.geometry.state_bytes, Side.BLOCK: self.geometry.block_bytes}
         more = sum(len(move.sources) * bytes_of[move.side] for move in grant.moves)
         assert self.pool.report().counters.moved_bytes - moved == more
+
+    @rule(side=st.sampled_from(SIDES), leave=st.integers(0, 3))
+    def fill(self, side, leave):
+        """Take nearly all of one kind: what goes wrong goes wrong when the gap is gone."""
+        if side[0] is Side.STATE:
+            self.alloc(max(self.pool.fundable_states() - leave, 0), 0)
+        else:
+            self.alloc(0, max(self.pool.fundable_blocks() - leave, 0))
 
     def check_refusal(self, states, blocks):
         """Nothing is stranded: without fixed units, what is live and the demand pass the arena."""
@@ -198,6 +206,9 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def fundable(self):
         states, blocks = self.pool.fundable_states(), self.pool.fundable_blocks()
+        for more in {0, 1, states // 2, states}:
+            for ask in ((more, 0), (more, 1), (more, blocks // 2), (more, blocks)):
+                assert self.pool.fits(*ask) == self.demand(*ask), f"{ask}"
         assert self.demand(states, 0)
         assert not self.demand(states + 1, 0)
         assert self.demand(0, blocks)
