@@ -1,0 +1,82 @@
+"""`sgl-kimi-k3 serve`: arguments, refusals, the memory plan."""
+
+import pytest
+
+from mempool import Geometry
+from sgl_kimi_k3 import cli, resolution
+from sgl_kimi_k3.memory_plan import MemoryPlan
+
+
+def test_defaults_fill_only_what_was_not_given() -> None:
+    argv = cli.server_argv("m", ["--max-total-tokens=99", "--port", "7"], cuda=False)
+    assert argv[:4] == ["--model-path", "m", "--radix-cache-backend", "kimi_k3"]
+    assert "--max-total-tokens" not in argv
+    assert argv[-3:] == ["--max-total-tokens=99", "--port", "7"]
+    assert argv[argv.index("--device") + 1] == "cpu"
+
+
+def test_on_cuda_stock_defaults_stay() -> None:
+    assert cli.server_argv("m", [], cuda=True) == [
+        "--model-path", "m", "--radix-cache-backend", "kimi_k3",
+    ]  # fmt: skip
+
+
+def test_a_bad_option_ends_with_status_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "m", "--kimi-k3-grid", "0"]) == 2
+    assert capsys.readouterr().err == "sgl-kimi-k3: KIMI_K3_GRID=0: must be at least 1 token\n"
+
+
+def plan(total: int) -> MemoryPlan:
+    geometry = Geometry(total_bytes=total, state_bytes=200, block_bytes=10, block_size=1)
+    return MemoryPlan(200, 10, geometry, asked_requests=None, asked_tokens=None)
+
+
+def test_concurrency_counts_the_arena_once() -> None:
+    # Beside the sink of one state, 1,000 bytes: four requests of 5 tokens take 4 * 250.
+    assert plan(1200).concurrent(5) == 4
+    assert plan(1199).concurrent(5) == 3
+    assert plan(1200).longest_request() == 80
+
+
+def test_the_plan_reads_as_text() -> None:
+    text = "\n".join(plan(1 << 20).lines())
+    assert "a state weighs 20 tokens of KV" in text
+    assert "1.0 MiB" in text
+
+
+class View:
+    """A resolved configuration that the backend accepts."""
+
+    page_size = None
+    mamba_radix_cache_strategy = "auto"
+    attention_backend = None
+    device = "cpu"
+    enable_hierarchical_cache = enable_lmcache = enable_mixed_chunk = enable_dp_attention = False
+    disaggregation_mode = "null"
+    pp_size = dcp_size = 1
+    speculative_algorithm = None
+
+
+def test_what_works_is_accepted() -> None:
+    resolution.refuse_unsupported(View())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("page_size", 64, "--page-size 1 (got 64)"),
+        ("mamba_radix_cache_strategy", "extra_buffer", "no_buffer (got 'extra_buffer')"),
+        ("attention_backend", "intel_amx", "--attention-backend intel_amx"),
+        ("enable_hierarchical_cache", True, "--enable-hierarchical-cache"),
+        ("disaggregation_mode", "decode", "--disaggregation-mode (got 'decode')"),
+        ("pp_size", 2, "--pp-size (got 2)"),
+        ("speculative_algorithm", "EAGLE", "--speculative-algorithm (got 'EAGLE')"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(field: str, value: object, flag: str) -> None:
+    view = View()
+    setattr(view, field, value)
+    with pytest.raises(ValueError) as caught:
+        resolution.refuse_unsupported(view)
+    assert flag in str(caught.value)
+    assert "Drop" in str(caught.value) or "Use" in str(caught.value)
