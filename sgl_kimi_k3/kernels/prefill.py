@@ -1,8 +1,8 @@
 """KDA prefill by chunks (report, section 2.1.1, the chunk form of equation 1).
 
 Chunks are cut at absolute multiples of `CHUNK`, wherever the sequence is entered, and the state is
-rounded to float32 at each of those cuts. A prefill that stops at a multiple of `CHUNK` and goes on
-from the stored float32 state therefore repeats the same arithmetic and gives the same bits.
+rounded to its stored type at each of those cuts. A prefill that stops at a multiple of `CHUNK` and
+goes on from the stored state therefore repeats the same arithmetic and gives the same bits.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ def kda_prefill(
         depths: N absolute positions of the sequences' first tokens.
 
     Returns:
-        [T, H, V] float64, and the final states [N, H, V, K] float32.
+        [T, H, V] float64, and the final states [N, H, V, K] in the states' type, float32 at least
+        (a 16-bit state is rounded where it is stored, not at every chunk).
     """
     assert sum(lens) == q.shape[0], f"lens sum to {sum(lens)}, there are {q.shape[0]} tokens"
     out = torch.empty(v.shape, dtype=torch.float64, device=v.device)
-    final = torch.empty(states.shape, dtype=torch.float32, device=states.device)
+    final = states.to(torch.promote_types(states.dtype, torch.float32), copy=True)
     start = 0
     for i, (length, depth) in enumerate(zip(lens, depths, strict=True)):
         part = slice(start, start + length)
         out[part], final[i] = _prefill_one(
-            q[part], k[part], v[part], log_a[part], beta[part], states[i], depth
+            q[part], k[part], v[part], log_a[part], beta[part], final[i], depth
         )
         start += length
     return out, final
@@ -85,15 +86,15 @@ def _prefill_one(
     )
     fixed, folded = solved.split((v.shape[-1], k.shape[-1]), -1)
     inner = (q @ k_out).tril()
-    state = state.double()
+    stored, state = state.dtype, state.double()
     outputs = []
     for c in range(q.shape[0]):
         update = fixed[c] - folded[c] @ state.transpose(-1, -2)
         outputs.append(q[c] @ state.transpose(-1, -2) + inner[c] @ update)
         state = state * kept[c] + update.transpose(-1, -2) @ k_last[c]
-        state = state.float().double()
+        state = state.to(stored).double()
     out = torch.stack(outputs).transpose(1, 2).flatten(0, 1)
-    return out[lead : lead + length], state.float()
+    return out[lead : lead + length], state.to(stored)
 
 
 def _chunked(x: Tensor, lead: int) -> Tensor:
