@@ -1,11 +1,14 @@
 """The pool, its bytes and its device tables as one object: the only place where ids meet memory.
 
 `mempool.Pool` decides, this applies: moves first, in order, then zero fills, then the tables that
-SGLang's kernels translate with.  Everything runs on the caller's current stream.
+SGLang's kernels translate with.  Everything runs on the stream of the forward passes, where SGLang
+also translates ids: whatever is in flight has read what it needs, and the next forward sees all of
+it.  So nothing waits, and bytes may change owner while a forward that used them is still running.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +18,8 @@ from mempool import Geometry, Pool
 from mempool.storage import Storage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mempool import Grant, IdArray, Move, Table
 
 NO_IDS: IdArray = np.empty(0, dtype=np.int64)
@@ -52,10 +57,14 @@ class Arena:
     Args:
         raw: uint8 tensor [geometry.total_bytes] that SGLang's views are cut from.
         geometry: sizes in bytes; physical indices are anchored at byte 0 as in SGLang's views.
+        stream: where forward passes run; None where there is no such thing.
     """
 
-    def __init__(self, raw: torch.Tensor, geometry: Geometry) -> None:
+    def __init__(
+        self, raw: torch.Tensor, geometry: Geometry, stream: torch.cuda.Stream | None = None
+    ) -> None:
         self.geometry = geometry
+        self._stream = stream
         self.pool = Pool(geometry)
         self.storage = Storage(raw, geometry)
         self.states = DeviceTable(self.pool.states, raw.device)
@@ -77,33 +86,40 @@ class Arena:
         grant = self.pool.alloc(states, blocks)
         if grant is None:
             return None
-        self._apply(grant.moves)
-        self.storage.zero_blocks(grant.stale_blocks)
-        self.storage.zero_states(grant.stale_states)
-        self.states.refresh(grant.states)
-        self.blocks.refresh(grant.blocks)
+        with self._in_order():
+            self._apply(grant.moves)
+            self.storage.zero_blocks(grant.stale_blocks)
+            self.storage.zero_states(grant.stale_states)
+            self.states.refresh(grant.states)
+            self.blocks.refresh(grant.blocks)
         return grant
 
     def free(self, states: IdArray, blocks: IdArray) -> None:
         """Give ids back; each must be live and named once."""
         self.pool.free(states, blocks)
 
-    def copy_state(self, source: int, target: int) -> None:
-        """Copy one state, all layers, from one id to another."""
-        indices = self.pool.states.index_of(np.array([source, target], dtype=np.int64))
-        self.storage.copy_states(indices[:1], indices[1:])
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy states, all layers, from the first id of each pair to the second."""
+        indices = self.pool.states.index_of(np.array(pairs, dtype=np.int64))
+        with self._in_order():
+            self.storage.copy_states(indices[:, 0], indices[:, 1])
 
     def compact(self, budget_bytes: int) -> int:
         """Move at most `budget_bytes` to retreat the frontiers; returns the number of moves."""
         moves = self.pool.compact(budget_bytes)
-        self._apply(moves)
+        with self._in_order():
+            self._apply(moves)
         return sum(move.sources.size for move in moves)
 
     def clear(self) -> None:
         """Free everything; ids handed out before are void."""
         self.pool.clear()
-        self.states.refresh_all()
-        self.blocks.refresh_all()
+        with self._in_order():
+            self.states.refresh_all()
+            self.blocks.refresh_all()
+
+    def _in_order(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _apply(self, moves: tuple[Move, ...]) -> None:
         if moves:

@@ -6,8 +6,10 @@ What a request owns, as regions of its row (positions are tokens):
     [cache_protected_len, allocated)  the request's own until a commit publishes it
     mamba_pool_idx                    the request's live state, after the last computed token
 
-States are captured by cutting prefill chunks at the stops (`scheduler.StopAwareAdder`): when a
-chunk that ends on a stop is done, the live state *is* the state at the stop and is copied once.
+States are captured by cutting prefill chunks at the stops (`scheduler.StopAwareAdder`): when the
+forward of a chunk that ends on a stop is done, the live state *is* the state at the stop.  The copy
+is enqueued right behind that forward, so it is exact although the next step may already be launched
+when the result is processed.  At the end the live state itself is given to the tree.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from sgl_kimi_k3.metrics import Metrics
 from sgl_kimi_k3.pool_adapter import to_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import (
@@ -61,6 +63,15 @@ class Lock:
 
     node: Match | None
     pin: Pin
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A state slot that the launched chunk fills; the request's until a commit publishes it."""
+
+    depth: int
+    slot: int
+    kind: Kind
 
 
 class KimiK3Cache(BasePrefixCache):
@@ -243,20 +254,31 @@ class KimiK3Cache(BasePrefixCache):
         if req.finished():
             self._finish(req, up_to, Kind.TURN_END)
             return
-        kind: Kind | None = getattr(req, "kimi_k3_stops", {}).get(up_to)
-        if kind is None or up_to % self.page_size:
+        capture = _take(req, "kimi_k3_capture")
+        if capture is None:
             return
-        grant = self._acquire(1, 0) if kind is not Kind.OPPORTUNISTIC else self.arena.alloc(1, 0)
-        if grant is None:
-            self.refused_no_memory += 1
-            return
-        slot = int(grant.states[0])
-        self.arena.copy_state(int(req.kv.mamba_pool_idx), slot)
-        commit = self._commit(req, up_to, [(up_to, slot, kind)], finished=False)
-        if commit.refused:
-            self.arena.free(np.array(commit.refused, dtype=np.int64), NO_IDS)
+        assert capture.depth == up_to, (req.rid, capture, up_to)
+        commit = self._commit(req, up_to, [(up_to, capture.slot, capture.kind)], finished=False)
+        self._free_states(commit.refused)
         req.lock = Lock(None, commit.pin)
         self._publish()
+
+    def capture(self, req: Req) -> tuple[int, int] | None:
+        """If the chunk to be launched ends on a stop: (live state, slot to copy it to afterwards).
+
+        Best effort: without memory the chunk runs all the same and nothing is kept.  An
+        opportunistic state never evicts anything.
+        """
+        kind: Kind | None = getattr(req, "kimi_k3_stops", {}).get(req.extend_end)
+        if self.disable or kind is None:
+            return None
+        optional = kind is Kind.OPPORTUNISTIC
+        grant = self.arena.alloc(1, 0) if optional else self._acquire(1, 0)
+        if grant is None:
+            self.refused_no_memory += 1
+            return None
+        req.kimi_k3_capture = Capture(req.extend_end, int(grant.states[0]), kind)
+        return int(req.kv.mamba_pool_idx), req.kimi_k3_capture.slot
 
     def retract(self, req: Req) -> None:
         """Before SGLang takes a running request's memory: leave its latest state in the tree.
@@ -274,6 +296,7 @@ class KimiK3Cache(BasePrefixCache):
 
     def _finish(self, req: Req, up_to: int, kind: Kind) -> None:
         """Donate the live state at `up_to`, or free it when it cannot be named by a depth."""
+        self._drop_capture(req)
         offers = []
         if up_to == req.kv.kv_committed_len and up_to % self.page_size == 0 and up_to > 0:
             offers = [(up_to, int(req.kv.mamba_pool_idx), kind)]
@@ -317,9 +340,19 @@ class KimiK3Cache(BasePrefixCache):
         """The row is gone; so is a state that was not given to the tree."""
         if self.trace is not None and req.finished():
             self.trace.finished(req.rid, len(req.output_ids))
+        self._drop_capture(req)
         if req.kv.holds_mamba:
             assert not checkpointed, f"{req.rid} was checkpointed but kept its state"
             self.req_to_token_pool.free_mamba_cache(req)
+
+    def _drop_capture(self, req: Req) -> None:
+        capture = _take(req, "kimi_k3_capture")
+        if capture is not None:
+            self._free_states((capture.slot,))
+
+    def _free_states(self, slots: Sequence[int]) -> None:
+        if slots:
+            self.arena.free(np.array(slots, dtype=np.int64), NO_IDS)
 
     # -- memory --
 
@@ -444,6 +477,11 @@ def _result(length: int, node: Match | None) -> MatchResult:
         last_host_node=node,
         best_match_node=node,
     )
+
+
+def _take(req: Req, name: str) -> Any:
+    """Read and clear an attribute of ours on SGLang's request."""
+    return req.__dict__.pop(name, None)
 
 
 def _tokens(ids: Any) -> TokenArray:

@@ -26,6 +26,7 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
     "sglang.srt.arg_groups.overrides.resolving_view": ("server_args",),
     "sglang.srt.arg_groups.platform_hook.handle_cpu_backends": ("server_args",),
     "sglang.srt.arg_groups.kv_cache_hook.handle_page_major_kv_layout": ("server_args",),
+    "sglang.srt.arg_groups.mamba_hook.validate_mamba_no_buffer": ("view", "model_arch"),
     "sglang.srt.mem_cache.unified_memory_pool.init_unified_mamba_pools": None,
     "sglang.srt.mem_cache.unified_memory_pool._reserved_floor_bytes": (
         "sub_pool_specs",
@@ -67,6 +68,17 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
         "mamba_ping_pong_track_buffer_to_keep",
     ),
     "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class": ("self",),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": ("self",),
+    "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation": (
+        "self",
+        "batch",
+        "forward_batch",
+        "pp_proxy_tensors",
+        "is_verify",
+        "skip_attn_backend_init",
+        "capture_hidden_mode",
+        "return_kv_loc_plan",
+    ),
     "sglang.srt.managers.schedule_batch.release_req": (
         "req",
         "remaing_req_count",

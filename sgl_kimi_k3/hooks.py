@@ -42,6 +42,11 @@ HOOKS = (
         "stock's list of kernels leaves out the CPU's",
     ),
     Hook(
+        "sglang.srt.arg_groups.mamba_hook.validate_mamba_no_buffer",
+        "sgl_kimi_k3.resolution:validate_no_buffer",
+        "one live state per request and no tracking slots work under overlap here",
+    ),
+    Hook(
         "sglang.srt.mem_cache.unified_memory_pool.init_unified_mamba_pools",
         "sgl_kimi_k3.pool_adapter:around_factory",
         "our arena behind SGLang's allocators",
@@ -55,6 +60,16 @@ HOOKS = (
         "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class",
         "sgl_kimi_k3.scheduler:prefill_adder_class",
         "chunks end where states are kept",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend",
+        "sgl_kimi_k3.scheduler:prepare_for_extend",
+        "slots are taken for the states a forward will leave",
+    ),
+    Hook(
+        "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
+        "sgl_kimi_k3.scheduler:forward",
+        "those states are copied right behind the forward",
     ),
     Hook(
         "sglang.srt.managers.schedule_batch.release_req",

@@ -66,7 +66,8 @@ def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> Uni
         block_size=block_size,
         sink_bytes=_reserved_floor_bytes([kv, state], block_size),
     )
-    arena = Arena(buffer._raw, geometry)  # noqa: SLF001  # SGLang offers no accessor
+    stream = kwargs.get("forward_stream") if buffer._raw.is_cuda else None  # noqa: SLF001
+    arena = Arena(buffer._raw, geometry, stream)  # noqa: SLF001  # SGLang offers no accessor
     token_to_kv_pool, rows = bundle.token_to_kv_pool, bundle.req_to_token_pool
     slots = StateSlotAllocator(arena, rows.mamba_pool.size)
     allocator = ArenaAllocator(

@@ -50,13 +50,23 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
         decided: dict[str, Any] = {
             "enable_unified_memory": True,
             "mamba_radix_cache_strategy": "no_buffer",
-            "disable_overlap_schedule": True,
         }
-        if view.device == "cpu" and view.attention_backend is None:
+        if view.device == "cpu":
+            decided["disable_overlap_schedule"] = True
             decided["attention_backend"] = "torch_native"
         declare_resolution(server_args, SOURCE, **decided)
         keep_conv_dtype(str(model_config_of(server_args).dtype).removeprefix("torch."))
     original(server_args)
+
+
+def validate_no_buffer(original: Callable[..., None], view: Any, *args: Any, **kwargs: Any) -> None:
+    """AROUND `mamba_hook.validate_mamba_no_buffer`.
+
+    Stock's `no_buffer` reads the live state when a result is processed and so refuses overlap.
+    Ours copies it on the forward stream, and its own checks are `refuse_unsupported`.
+    """
+    if view.radix_cache_backend != BACKEND:
+        original(view, *args, **kwargs)
 
 
 def keep_conv_dtype(serving: str) -> None:

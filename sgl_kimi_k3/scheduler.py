@@ -86,6 +86,28 @@ def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:
     return StopAwareAdder if is_ours(scheduler.tree_cache) else stock
 
 
+def prepare_for_extend(original: Callable[..., None], batch: Any) -> None:
+    """AROUND `ScheduleBatch.prepare_for_extend`: take the slots that this forward will fill.
+
+    After SGLang's own allocations, so that an optional state never takes what they were promised.
+    """
+    original(batch)
+    if is_ours(batch.tree_cache):
+        pairs = [pair for req in batch.reqs if (pair := batch.tree_cache.capture(req))]
+        batch.kimi_k3_captures = pairs
+
+
+def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND `TpModelWorker.forward_batch_generation`: copy states right behind the forward."""
+    result = original(worker, *args, **kwargs)
+    batch = args[0] if args else kwargs.get("batch")
+    pairs = getattr(batch, "kimi_k3_captures", None)
+    if pairs:
+        batch.kimi_k3_captures = None
+        batch.tree_cache.arena.copy_states(pairs)
+    return result
+
+
 def release_retracted(original: Callable[..., bool], *, req: Req, **kwargs: Any) -> bool:
     """AROUND `schedule_batch.release_req`: a retracted request leaves its latest state."""
     tree_cache = kwargs["tree_cache"]

@@ -22,6 +22,17 @@ def test_second_turn_resumes_where_the_first_ended() -> None:
     world.run(second)
 
 
+def test_under_overlap_the_turn_ends_with_its_last_token() -> None:
+    """The step launched before the end was known has fed the last token: state and KV are kept."""
+    world = World(overlap=True)
+    first = world.serve(prompt(1, 20), new=6)
+    history = list(first.origin_input_ids) + list(first.output_ids)
+    second = world.request(history + prompt(2, 10))
+    world.step()
+    assert second.num_matched_prefix_tokens == len(history)
+    world.run(second)
+
+
 def test_the_same_prompt_again_resumes_below_its_last_token() -> None:
     world = World(opportunistic=4)
     world.serve(prompt(1, 21))
@@ -105,11 +116,14 @@ def test_flush_forgets_everything() -> None:
     assert world.serve(prompt(1, 20) + prompt(2, 4)).num_matched_prefix_tokens == 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_load_with_aborts_and_retraction(seed: int) -> None:
+def test_random_load_with_aborts_and_retraction(seed: int, overlap: bool) -> None:
     """Folds, rows and conservation are checked inside every step."""
     rng = random.Random(seed)
-    world = World(tokens=260, states=10, rows=6, chunk=24, opportunistic=8 * (seed % 2))
+    world = World(
+        tokens=260, states=10, rows=6, chunk=24, overlap=overlap, opportunistic=8 * (seed % 2)
+    )
     histories = [prompt(1, 24)]
     for _ in range(150):
         if rng.random() < 0.4 and len(world.waiting) < 8:

@@ -62,10 +62,20 @@ class World:
     """One scheduler's memory: pools, tree, running requests."""
 
     def __init__(
-        self, *, tokens: int = 400, states: int = 12, rows: int = 8, chunk: int = 64, **options: int
+        self,
+        *,
+        tokens: int = 400,
+        states: int = 12,
+        rows: int = 8,
+        chunk: int = 64,
+        overlap: bool = False,
+        **options: int,
     ) -> None:
         publish_args()
         self.chunk = chunk
+        self.overlap = overlap
+        self._inflight: list[tuple[list[tuple[Req, int]], bool]] = []
+        self._unseen: dict[str, list[int]] = {}  # sampled tokens by request, on the device
         params = SimpleNamespace(
             shape=SimpleNamespace(conv=[(3, 2)], temporal=(1, 1, STATE_WORDS), conv_slice_axis=0),
             dtype=SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32),
@@ -155,14 +165,19 @@ class World:
     # -- the scheduler's loop, prefill first as SGLang does --
 
     def step(self) -> None:
-        """One forward pass."""
+        """Launch one forward pass; process its result now, or under overlap one step later."""
         if self.chunked is not None:
             checkpoint_kv_cache(self.chunked, self.tree)
+        launched = None
         batch = self._admit()
         if batch:
-            self._prefill(batch)
+            launched = self._prefill(batch)
         elif self.running:
-            self._decode()
+            launched = self._decode()
+        if launched is not None:
+            self._inflight.append(launched)
+        while len(self._inflight) > (self.overlap and launched is not None):
+            self._process(*self._inflight.pop(0))
         self.check()
 
     def _admit(self) -> list[Req]:
@@ -220,7 +235,7 @@ class World:
             seq_lens_cpu=torch.tensor(ends),
         )
 
-    def _prefill(self, reqs: list[Req]) -> None:
+    def _prefill(self, reqs: list[Req]) -> tuple[list[tuple[Req, int]], bool]:
         batch = self._batch(reqs, [req.extend_end for req in reqs])
         alloc_for_extend(batch)
         ScheduleBatch._collect_deferred_mamba_cow_and_clear(batch, reqs)
@@ -231,27 +246,36 @@ class World:
             self.rows.copy_mamba_state(
                 translate(batch.mamba_cow_src_indices), translate(batch.mamba_cow_dst_indices)
             )
+        pairs = [pair for req in reqs if (pair := self.tree.capture(req))]
         for req in reqs:
             self._forward(req, req.prefix_len, req.extend_end)
+        if pairs:
+            self.arena.copy_states(pairs)
+        done = [req for req in reqs if req is not self.chunked]
+        self.running += done
+        return [(req, self._sample(req)) for req in done], True
+
+    def _process(self, results: list[tuple[Req, int]], is_prefill: bool) -> None:
         self.allocator.free_group_begin()
-        for req in reqs:
-            if req is self.chunked:
-                continue
-            self._sample(req)
+        for req, token in results:
             if req.finished():
+                continue  # its end was known only after this step was launched
+            req.output_ids.append(token)
+            if len(req.output_ids) >= req.sampling_params.max_new_tokens:
+                req.finished_reason = FINISH_LENGTH(length=len(req.output_ids))
+                self.running.remove(req)
                 release_kv_cache(req, self.tree, checkpoint=True)
-            else:
+            elif is_prefill:
                 checkpoint_kv_cache(req, self.tree)
-                self.running.append(req)
         self.allocator.free_group_end()
 
-    def _decode(self) -> None:
+    def _decode(self) -> tuple[list[tuple[Req, int]], bool] | None:
         while not self.allocator.check_decode_capacity(
             num_tokens=len(self.running), tree_cache=self.tree
         ):
             if len(self.running) == 1:
                 self.abort(self.running[0])
-                return
+                return None
             self.retract(self.running[-1])
         reqs, ends = list(self.running), []
         for req in reqs:
@@ -260,17 +284,12 @@ class World:
         alloc_for_extend(self._batch(reqs, ends))
         for req, end in zip(reqs, ends, strict=True):
             self._forward(req, end - 1, end)
-        self.allocator.free_group_begin()
-        for req in reqs:
-            self._sample(req)
-            if req.finished():
-                self.running.remove(req)
-                release_kv_cache(req, self.tree, checkpoint=True)
-        self.allocator.free_group_end()
+        return [(req, self._sample(req)) for req in reqs], False
 
     def retract(self, req: Req) -> None:
         """What SGLang's `release_req` does, with our hook around it."""
         self.running.remove(req)
+        self._forget_inflight(req)
         self.tree.retract(req)
         release_kv_cache(req, self.tree, checkpoint=False)
         req.reset_for_retract()
@@ -279,6 +298,7 @@ class World:
     def abort(self, req: Req) -> None:
         """Abort in whatever phase the request is."""
         req.finished_reason = FINISH_ABORT("test")
+        self._forget_inflight(req)
         if req in self.waiting:
             self.waiting.remove(req)
             release_kv_cache(req, self.tree, checkpoint=False)
@@ -289,10 +309,18 @@ class World:
             self.running.remove(req)
             release_kv_cache(req, self.tree, checkpoint=True)
 
+    def _forget_inflight(self, req: Req) -> None:
+        """A result that is still to come is dropped, as SGLang drops it."""
+        self._unseen[req.rid] = list(req.output_ids)
+        self._inflight = [
+            ([(other, token) for other, token in results if other is not req], is_prefill)
+            for results, is_prefill in self._inflight
+        ]
+
     # -- what a forward pass would do --
 
     def _forward(self, req: Req, start: int, end: int) -> None:
-        tokens = list(req.origin_input_ids) + list(req.output_ids)
+        tokens = self._on_device(req)
         slot = int(self.rows.translate_mamba_indices(req.kv.mamba_pool_idx.view(1)))
         held = self.temporal[0, slot].flatten()
         expected = fold(tokens[:start]) if start else 0.0
@@ -306,17 +334,23 @@ class World:
         ).view(-1, 1, 1)
         self.temporal[0, slot] = fold(tokens[:end])
 
-    def _sample(self, req: Req) -> None:
-        length = len(req.origin_input_ids) + len(req.output_ids)
-        req.output_ids.append(100 + (length * 7 + int(req.origin_input_ids[0])) % 50)
-        if len(req.output_ids) >= req.sampling_params.max_new_tokens:
-            req.finished_reason = FINISH_LENGTH(length=len(req.output_ids))
+    def _on_device(self, req: Req) -> list[int]:
+        """Prompt and every token sampled so far, also those the host has not seen yet."""
+        known = [*req.origin_input_ids, *req.output_ids]
+        return known + self._unseen.get(req.rid, [])[len(req.output_ids) :]
+
+    def _sample(self, req: Req) -> int:
+        length = len(self._on_device(req))
+        token = 100 + (length * 7 + int(req.origin_input_ids[0])) % 50
+        self._unseen.setdefault(req.rid, list(req.output_ids)).append(token)
+        return token
 
     # -- SGLang's idle invariants, at any time --
 
     def check(self) -> None:
         """Pool, tree, and conservation of every token and state."""
         assert self.allocator.verify_byte_accounting() == []
+        assert self.chunked not in self.running
         owners = [*self.running, *([self.chunked] if self.chunked else [])]
         private = sum(
             req.kv.kv_allocated_len - req.kv.cache_protected_len
@@ -326,6 +360,7 @@ class World:
         cached = self.tree.full_evictable_size() + self.tree.full_protected_size()
         assert self.arena.pool.live_blocks == cached + private
         live = sum(req.kv.holds_mamba for req in [*owners, *self.waiting])
+        live += sum(hasattr(req, "kimi_k3_capture") for req in owners)
         cached_states = self.tree.mamba_evictable_size() + self.tree.mamba_protected_size()
         assert self.arena.pool.live_states == cached_states + live
         if not owners:
