@@ -39,6 +39,11 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
             "--radix-cache-backend kimi_k3 needs its own pool, but SGLang built "
             f"{type(allocator).__name__}: pass --enable-unified-memory"
         )
+    if params.page_size != 1:
+        raise ValueError(
+            f"--radix-cache-backend kimi_k3 runs with --page-size 1, but the attention backend "
+            f"chose {params.page_size}: pass --attention-backend triton"
+        )
     _warn_if_inert(options, context.model_config.context_len)
     rule = _boundary_rule(context.server_args) if options.boundaries == "auto" else None
     trace = TraceWriter(options.trace, options.grid) if _records(context, options) else None

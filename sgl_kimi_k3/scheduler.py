@@ -124,15 +124,20 @@ def is_ours(tree_cache: Any) -> bool:
 
 
 def max_running_requests(original: Callable[..., int], configurator: Any, tokens: int) -> int:
-    """AROUND `KVCacheConfigurator.resolve_max_num_reqs`: no static states-per-request ratio.
+    """AROUND `KVCacheConfigurator.resolve_max_num_reqs`: no static number of states per request.
 
-    Stock caps concurrency at `max_mamba_cache_size // 3..5` slots.  Here admission counts bytes, so
-    only what was asked for and what the token capacity allows remain.
+    Stock caps concurrency at `max_mamba_cache_size // 3..5`, whatever was asked for.  Here
+    admission counts bytes, so what was asked for stands.  Unasked, the rows are bounded by the
+    requests of about a thousand tokens that the arena holds on K3's geometry: three for every two
+    states that the static split would have.
     """
     if get_memory().radix_cache_backend != BACKEND or configurator.mambaish_config is None:
         return original(configurator, tokens)
-    ceiling = min(max(int(tokens / configurator.model_config.context_len * 512), 2048), 4096)
-    asked = get_schedule().max_running_requests
-    if asked is not None:
-        ceiling = max(1, asked // configurator.attn_dp_size)
+    schedule = get_schedule()
+    asked = schedule.max_running_requests
+    ceiling = (
+        schedule.max_mamba_cache_size * 3 // 2
+        if asked is None
+        else asked // configurator.attn_dp_size
+    )
     return max(1, min(ceiling, tokens // 2))
