@@ -268,4 +268,4 @@ class ModelWorld:
             self.backend.init_forward_metadata(batch)
             embeddings = self.model.model.embed_tokens(batch.input_ids)
             hidden = self.model.model(embeddings, batch)
-        return tiles.linear(hidden, self.model.lm_head.weight)
+        return tiles.linear(hidden, self.model.lm_head.weight[: self.model.config.vocab_size])
