@@ -9,13 +9,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mempool.ids import EMPTY, IdArray
+from mempool.ids import EMPTY, FEW, IdArray
 
 _SCAN: Final = 4096  # positions looked at per step when many holes are collected
 
 
 class End:
     """Live positions of one side, taken nearest its own end.
+
+    Units come and go by physical index; only plans (compaction.py) speak of positions.
 
     Args:
         capacity: number of positions.
@@ -30,10 +32,10 @@ class End:
         peak: highest `live` since construction.
 
     >>> end = End(8, origin=7, stride=-1)
-    >>> end.index_of(end.take(3)).tolist()
+    >>> end.take(3).tolist()
     [7, 6, 5]
-    >>> end.give(np.array([1])); end.take(2).tolist(), end.frontier
-    ([1, 3], 4)
+    >>> end.give(np.array([6])); end.take(2).tolist(), end.frontier
+    ([6, 4], 4)
     """
 
     __slots__ = (
@@ -87,38 +89,58 @@ class End:
         return max(self.live, self.fixed_end)
 
     def take(self, count: int) -> IdArray:
-        """Make the `count` free positions nearest the own end live; ascending."""
+        """Make the `count` free positions nearest the own end live; their indices, in order."""
+        if count == 0:
+            return EMPTY
+        assert self.live + count <= self.capacity, f"{count} more of {self.capacity}"
+        if count <= FEW:
+            indices = np.array([self._take_one() for _ in range(count)], dtype=np.int64)
+        else:
+            indices = self.index_of(self._take_many(count))
+        self.live += count
+        self.peak = max(self.peak, self.live)
+        return indices
+
+    def _take_one(self) -> int:
+        position = self._bytes.find(0, self._first_hole)
+        self._bytes[position] = 1
+        self._first_hole = position + 1
+        if position >= self.frontier:
+            self.frontier = position + 1
+        return self.origin + self.stride * position
+
+    def _take_many(self, count: int) -> IdArray:
         fill = min(count, self.holes)
         positions = self.find_holes(fill)
         if count > fill:
             top = self.frontier + count - fill
-            assert top <= self.capacity, f"position {top} of {self.capacity}"
             fresh = np.arange(self.frontier, top, dtype=np.int64)
             positions = np.concatenate((positions, fresh)) if fill else fresh
             self.frontier = top
         self._live[positions] = 1
-        self.live += count
-        self.peak = max(self.peak, self.live)
-        if count:
-            self._first_hole = int(positions[-1]) + 1
+        self._first_hole = int(positions[-1]) + 1
         return positions
 
-    def give(self, positions: IdArray) -> None:
-        """Make live positions free and let the frontier retreat; positions must be distinct."""
-        if not len(positions):
-            return
-        self._live[positions] = 0
-        self.live -= len(positions)
-        self._first_hole = min(self._first_hole, int(positions.min()))
-        self.frontier = self._bytes.rfind(1, 0, self.frontier) + 1
+    def give(self, indices: IdArray) -> None:
+        """Make live positions free and let the frontier retreat; indices must be distinct."""
+        if len(indices) <= FEW:
+            for index in indices.tolist():
+                position = (index - self.origin) * self.stride
+                self._bytes[position] = 0
+                self._first_hole = min(self._first_hole, position)
+        else:
+            positions = self.position_of(indices)
+            self._live[positions] = 0
+            self._first_hole = min(self._first_hole, int(positions.min()))
+        self.live -= len(indices)
+        if not self._bytes[self.frontier - 1]:
+            self.frontier = self._bytes.rfind(1, 0, self.frontier) + 1
 
     def find_holes(self, count: int) -> IdArray:
         """The `count` holes nearest the own end, ascending; there must be as many."""
         assert count <= self.holes, f"{count} holes asked, {self.holes} known"
         if count == 0:
             return EMPTY
-        if count == 1:
-            return np.array([self._bytes.find(0, self._first_hole)], dtype=np.int64)
         found: list[IdArray] = []
         low = self._first_hole
         while count > 0:
@@ -133,10 +155,6 @@ class End:
         """Live positions at or above `position`, ascending."""
         return np.flatnonzero(self._live[position : self.frontier]) + position
 
-    def live_below(self, position: int) -> int:
-        """The topmost live position below `position`, or -1."""
-        return self._bytes.rfind(1, 0, position)
-
     def move(self, sources: IdArray, targets: IdArray) -> None:
         """Free `sources`, make the holes `targets` live and lower the frontier."""
         self._live[targets] = 1
@@ -145,23 +163,25 @@ class End:
         self._first_hole = int(targets[-1]) + 1
         self.frontier = self._bytes.rfind(1, 0, self.frontier) + 1
 
-    def fix(self, positions: IdArray) -> None:
-        """Forbid moves of live positions; counted, so two reasons may hold one position."""
-        if len(positions):
+    def fix(self, indices: IdArray) -> None:
+        """Forbid moves of live units; counted, so two reasons may hold one unit."""
+        if len(indices):
+            positions = self.position_of(indices)
             self._fixed[positions] += 1
             self.fixed += int(np.count_nonzero(self._fixed[positions] == 1))
             self.fixed_end = max(self.fixed_end, int(positions.max()) + 1)
 
-    def loosen(self, positions: IdArray) -> None:
-        """Take back one `fix` of each position."""
-        if len(positions):
+    def loosen(self, indices: IdArray) -> None:
+        """Take back one `fix` of each unit."""
+        if len(indices):
+            positions = self.position_of(indices)
             self._fixed[positions] -= 1
             self.fixed -= int(np.count_nonzero(self._fixed[positions] == 0))
             self._retreat_fixed()
 
-    def is_fixed(self, positions: IdArray) -> npt.NDArray[np.bool_]:
-        """Which of the positions are fixed."""
-        fixed: npt.NDArray[np.bool_] = self._fixed[positions] > 0
+    def is_fixed(self, indices: IdArray) -> npt.NDArray[np.bool_]:
+        """Which of the units are fixed."""
+        fixed: npt.NDArray[np.bool_] = self._fixed[self.position_of(indices)] > 0
         return fixed
 
     def is_live(self, positions: IdArray) -> npt.NDArray[np.bool_]:

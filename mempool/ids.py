@@ -6,7 +6,7 @@
 """
 
 from enum import Enum
-from typing import NewType
+from typing import Final, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ SlotId = NewType("SlotId", int)
 Step = NewType("Step", int)
 IdArray = npt.NDArray[np.int64]
 
+FEW: Final = 6  # up to here a loop over plain ints beats a numpy call per step
 _INT64 = np.dtype(np.int64)
 EMPTY: IdArray = np.empty(0, dtype=np.int64)
 EMPTY.flags.writeable = False

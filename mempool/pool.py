@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, replace
 
+import numpy as np
 import numpy.typing as npt
 
 from mempool.compaction import Plan, plan_budget, plan_frontier
@@ -10,7 +11,11 @@ from mempool.end import End
 from mempool.geometry import Geometry
 from mempool.ids import EMPTY, IdArray, Side, Step
 from mempool.report import Counters, Report, SideReport, violations
-from mempool.table import RETIRED, Table
+from mempool.table import Table
+
+# One side of a call: its end, its table, the ids named and their physical indices.
+_Part = tuple[End, Table, IdArray, IdArray]
+_Parts = tuple[_Part, _Part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +140,7 @@ class Pool:
             self._counters.refusals += 1
             return None
         moves = self._make_room(states, blocks)
-        state_indices = self._states.index_of(self._states.take(states)) if states else EMPTY
-        block_indices = self._blocks.index_of(self._blocks.take(blocks)) if blocks else EMPTY
+        state_indices, block_indices = self._states.take(states), self._blocks.take(blocks)
         stale_states, stale_blocks = self._cross_marks(state_indices, block_indices)
         self._counters.grants += 1
         self._counters.states_granted += states
@@ -155,8 +159,8 @@ class Pool:
         Raises:
             ValueError: an id is free, retired, pinned, foreign, or named twice; nothing changed.
         """
-        state_ids, block_ids = self._check(states, blocks, "free")
-        self._release(state_ids, block_ids)
+        for end, table, ids, indices in self._droppable(states, blocks, "free"):
+            self._release(end, table, ids, indices)
 
     def retire(self, states: npt.ArrayLike, blocks: npt.ArrayLike, step: Step) -> None:
         """Let go of live units that forward `step` may still touch; `drain(step)` frees them.
@@ -168,10 +172,10 @@ class Pool:
         """
         if self._retired and step < self._retired[-1][0]:
             raise ValueError(f"retire: step {step} after step {self._retired[-1][0]}")
-        state_ids, block_ids = self._check(states, blocks, "retire")
-        for end, table, ids in self._sides(state_ids, block_ids):
-            table.set_status(ids, RETIRED)
-            end.fix(end.position_of(table.indices[ids]))
+        parts = self._droppable(states, blocks, "retire")
+        for end, _, _, indices in parts:
+            end.fix(indices)
+        (_, _, state_ids, _), (_, _, block_ids, _) = parts
         self._retired_states += len(state_ids)
         self._retired_blocks += len(block_ids)
         if len(state_ids) or len(block_ids):
@@ -183,9 +187,9 @@ class Pool:
             _, state_ids, block_ids = self._retired.popleft()
             self._retired_states -= len(state_ids)
             self._retired_blocks -= len(block_ids)
-            for end, table, ids in self._sides(state_ids, block_ids):
-                end.loosen(end.position_of(table.indices[ids]))
-            self._release(state_ids, block_ids)
+            for end, table, ids, indices in self._resolve(state_ids, block_ids, "drain"):
+                end.loosen(indices)
+                self._release(end, table, ids, indices)
 
     def pin(self, states: npt.ArrayLike, blocks: npt.ArrayLike) -> None:
         """Forbid moves of live units, for a transfer or a kernel that holds their indices.
@@ -196,10 +200,8 @@ class Pool:
         Raises:
             ValueError: an id is not live or named twice; nothing changed.
         """
-        state_ids = self.states.check_live(states, "pin")
-        block_ids = self.blocks.check_live(blocks, "pin")
-        for end, table, ids in self._sides(state_ids, block_ids):
-            end.fix(end.position_of(table.indices[ids]))
+        for end, _, _, indices in self._live(states, blocks, "pin"):
+            end.fix(indices)
 
     def unpin(self, states: npt.ArrayLike, blocks: npt.ArrayLike) -> None:
         """Take back one `pin` of each unit.
@@ -207,17 +209,13 @@ class Pool:
         Raises:
             ValueError: an id is not pinned or named twice; nothing changed.
         """
-        pairs = list(
-            self._sides(
-                self.states.check_live(states, "unpin"), self.blocks.check_live(blocks, "unpin")
-            )
-        )
-        for end, table, ids in pairs:
-            loose = ids[~end.is_fixed(end.position_of(table.indices[ids]))]
+        parts = self._live(states, blocks, "unpin")
+        for end, _, ids, indices in parts:
+            loose = ids[~end.is_fixed(indices)]
             if len(loose):
                 raise ValueError(f"unpin: id {loose[0]} is not pinned")
-        for end, table, ids in pairs:
-            end.loosen(end.position_of(table.indices[ids]))
+        for end, _, _, indices in parts:
+            end.loosen(indices)
 
     def compact(
         self,
@@ -286,33 +284,43 @@ class Pool:
     def _unit_bytes(self, side: Side) -> int:
         return self.geometry.state_bytes if side is Side.STATE else self.geometry.block_bytes
 
-    def _sides(
-        self, state_ids: IdArray, block_ids: IdArray
-    ) -> tuple[tuple[End, Table, IdArray], ...]:
+    def _resolve(self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str) -> _Parts:
+        """Both sides with the ids named and their indices; a ValueError if any is not bound."""
         return (
-            (self._states, self.states, state_ids),
-            (self._blocks, self.blocks, block_ids),
+            (self._states, self.states, *self.states.resolve(states, verb)),
+            (self._blocks, self.blocks, *self.blocks.resolve(blocks, verb)),
         )
 
-    def _check(
-        self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str
-    ) -> tuple[IdArray, IdArray]:
-        state_ids = self.states.check_live(states, verb)
-        block_ids = self.blocks.check_live(blocks, verb)
-        for end, table, ids in self._sides(state_ids, block_ids):
-            if end.fixed_end and len(ids):
-                pinned = ids[end.is_fixed(end.position_of(table.indices[ids]))]
-                if len(pinned):
-                    raise ValueError(f"{verb}: id {pinned[0]} is pinned, unpin it first")
-        return state_ids, block_ids
+    def _live(self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str) -> _Parts:
+        """As `_resolve`, and a retired id is a ValueError too."""
+        parts = self._resolve(states, blocks, verb)
+        for (_, _, ids, _), which in zip(parts, (1, 2), strict=True):
+            for entry in self._retired if len(ids) else ():
+                gone = ids[np.isin(ids, entry[which])]
+                if len(gone):
+                    raise ValueError(f"{verb}: id {gone[0]} is retired, not live")
+        return parts
 
-    def _release(self, state_ids: IdArray, block_ids: IdArray) -> None:
-        for end, table, ids in self._sides(state_ids, block_ids):
-            if len(ids):
-                end.give(end.position_of(table.indices[ids]))
-                table.unbind(ids)
-        self._counters.states_freed += len(state_ids)
-        self._counters.blocks_freed += len(block_ids)
+    def _droppable(self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str) -> _Parts:
+        """As `_live`, and a pinned id is a ValueError too; both are fixed, free ones are not."""
+        parts = self._resolve(states, blocks, verb)
+        for end, _, ids, indices in parts:
+            if end.fixed and len(ids):
+                fixed = ids[end.is_fixed(indices)]
+                if len(fixed):
+                    self._live(states, blocks, verb)
+                    raise ValueError(f"{verb}: id {fixed[0]} is pinned, unpin it first")
+        return parts
+
+    def _release(self, end: End, table: Table, ids: IdArray, indices: IdArray) -> None:
+        if not len(ids):
+            return
+        table.unbind(ids, indices)
+        end.give(indices)
+        if end is self._states:
+            self._counters.states_freed += len(ids)
+        else:
+            self._counters.blocks_freed += len(ids)
 
     def _make_room(self, states: int, blocks: int) -> tuple[Move, ...]:
         """Compact the side that keeps holes, down to where the other side must reach."""

@@ -1,18 +1,9 @@
 """Virtual ids of one side and where each lives; the only thing a move rewrites."""
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 
-from mempool.ids import IdArray, as_ids
-
-# What an id is; the pool knows no more (private and cached ids are both live).
-FREE: Final = 0
-LIVE: Final = 1
-RETIRED: Final = 2
-SINK: Final = 3
-STATUS_NAMES: Final = ("free", "live", "retired", "sink")
+from mempool.ids import EMPTY, FEW, IdArray, as_ids
 
 
 class Table:
@@ -36,8 +27,6 @@ class Table:
         "_ids",
         "_queue",
         "_scratch",
-        "_status",
-        "_status_bytes",
         "free_count",
         "indices",
         "max_id",
@@ -47,8 +36,6 @@ class Table:
         self.max_id = max_id
         self.indices: IdArray = np.zeros(max_id + 1, dtype=np.int64)
         self._ids: IdArray = np.zeros(max_index + 1, dtype=np.int64)  # id by physical index
-        self._status_bytes = bytearray(max_id + 1)  # scalar reads here, arrays through the view
-        self._status: npt.NDArray[np.uint8] = np.frombuffer(self._status_bytes, dtype=np.uint8)
         self._scratch: IdArray = np.zeros(max_id + 1, dtype=np.int64)
         self._queue: IdArray = np.empty(max_id, dtype=np.int64)  # ring of free ids
         self.clear()
@@ -57,8 +44,6 @@ class Table:
         """Unbind every id, in place."""
         self.indices[:] = 0
         self._ids[:] = 0
-        self._status[:] = FREE
-        self._status[0] = SINK
         self._queue[:] = np.arange(1, self.max_id + 1)
         self._head = 0
         self.free_count = self.max_id
@@ -89,21 +74,18 @@ class Table:
         self.free_count -= count
         self.indices[ids] = indices
         self._ids[indices] = ids
-        self._status[ids] = LIVE
         return ids
 
-    def unbind(self, ids: IdArray) -> None:
-        """Return checked ids to the back of the queue."""
+    def unbind(self, ids: IdArray, indices: IdArray) -> None:
+        """Return resolved ids to the back of the queue."""
         count = len(ids)
-        if not count:
-            return
-        self._ids[self.indices[ids]] = 0
+        self._ids[indices] = 0
         self.indices[ids] = 0
-        self._status[ids] = FREE
         start = (self._head + self.free_count) % self.max_id
         first = min(count, self.max_id - start)
         self._queue[start : start + first] = ids[:first]
-        self._queue[: count - first] = ids[first:]
+        if first < count:
+            self._queue[: count - first] = ids[first:]
         self.free_count += count
 
     def rebind(self, sources: IdArray, targets: IdArray) -> None:
@@ -113,29 +95,27 @@ class Table:
         self._ids[targets] = ids
         self.indices[ids] = targets
 
-    def set_status(self, ids: IdArray, status: int) -> None:
-        """Mark bound ids `LIVE` or `RETIRED`."""
-        self._status[ids] = status
-
-    def check_live(self, ids: npt.ArrayLike, verb: str) -> IdArray:
-        """Return `ids` as int64 if each is live and named once.
+    def resolve(self, ids: npt.ArrayLike, verb: str) -> tuple[IdArray, IdArray]:
+        """`ids` as int64 and their indices, if each is bound and named once.
 
         Raises:
-            ValueError: naming the first offending id; nothing changed.
+            ValueError: naming `verb` and the first offending id; nothing changed.
         """
         array = as_ids(ids)
         count = len(array)
-        if count == 1:
-            only = int(array[0])
-            if 0 < only <= self.max_id and self._status_bytes[only] == LIVE:
-                return array
-        elif count == 0:
-            return array
+        if count == 0:
+            return EMPTY, EMPTY
+        if count <= FEW:
+            given = array.tolist()
+            if min(given) > 0 and max(given) <= self.max_id and len(set(given)) == count:
+                found = self.indices[array]
+                if 0 not in found.tolist():
+                    return array, found
         elif array.min() > 0 and array.max() <= self.max_id:
             self._scratch[array] = order = np.arange(count, dtype=np.int64)
-            once = bool((self._scratch[array] == order).all())
-            if once and bool((self._status[array] == LIVE).all()):
-                return array
+            found = self.indices[array]
+            if bool((self._scratch[array] == order).all()) and bool(found.all()):
+                return array, found
         raise ValueError(self._complaint(array, verb))
 
     def _complaint(self, ids: IdArray, verb: str) -> str:
@@ -145,31 +125,23 @@ class Table:
                 return f"{verb}: id {one} is foreign, ids run from 1 to {self.max_id}"
             if one in seen:
                 return f"{verb}: id {one} is named twice in one call"
-            if self._status[one] != LIVE:
-                return f"{verb}: id {one} is {STATUS_NAMES[self._status[one]]}, not live"
+            if not self.indices[one]:
+                return f"{verb}: id {one} is free"
             seen[one] = True
-        raise AssertionError(f"{verb}: every id is live")
+        raise AssertionError(f"{verb}: every id is bound")
 
     def violations(self) -> list[str]:
         """Recount P4: ids and indices point at each other, each id is in exactly one place."""
         bound = np.flatnonzero(self.indices)
         held = np.flatnonzero(self._ids)
         queue = self._queue[(self._head + np.arange(self.free_count)) % self.max_id]
-        status = self._status[1:]
-        tenant = (status == LIVE) | (status == RETIRED)
-        unique = np.unique(queue)
         checks = (
             (len(bound) == len(held), f"P4: {len(bound)} ids bound, {len(held)} indices held"),
             (bool((self._ids[self.indices[bound]] == bound).all()), "P4: id and index disagree"),
             (
-                np.array_equal(np.flatnonzero(tenant) + 1, bound),
-                "P4: bound ids are not the tenants",
-            ),
-            (len(unique) == len(queue), "P4: an id is queued twice"),
-            (
-                np.array_equal(unique, np.flatnonzero(status == FREE) + 1),
+                np.array_equal(np.sort(queue), np.flatnonzero(self.indices[1:] == 0) + 1),
                 "P4: the queue is not the set of free ids",
             ),
-            (self.indices[0] == 0 and self._status[0] == SINK, "P4: the sink id is bound"),
+            (int(self.indices[0]) == 0, "P4: the sink id is bound"),
         )
         return [text for good, text in checks if not good]

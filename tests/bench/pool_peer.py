@@ -1,0 +1,125 @@
+"""SGLang 0.5.23's own unified pool on CPU tensors, driven by the benchmark.
+
+Its two `MultiEndedAllocator`s are built by its own factory and used as they are, but for trace
+regions, which are a null context in the peer's favour.
+"""
+
+import contextlib
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.mem_cache.allocator import unified_mamba, unified_sub_pool
+from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
+from sglang.srt.runtime_context import publish, reset_context
+from sglang.srt.server_args import ServerArgs
+
+from mempool import Geometry
+from tests.bench.pool_ops import PAGE, STATE_BYTES, TOKEN_BYTES
+
+
+class Peer:
+    """Both ends of SGLang's arena; units are handles as in `pool_ops`."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        for module in (unified_sub_pool, unified_mamba):
+            module.record_function = lambda _name: contextlib.nullcontext()
+        _context()
+        bundle = init_unified_mamba_pools(**_sizes(geometry))
+        allocator = bundle.token_to_kv_pool_allocator
+        self.kv, self.state = allocator.full_attn_allocator, allocator.mamba_allocator
+        assert (self.kv.entry_bytes, self.state.entry_bytes) == (TOKEN_BYTES, STATE_BYTES)
+        assert allocator.unified_buffer.total_bytes == geometry.total_bytes
+        self.moved_bytes = 0
+        self.units: dict[int, list[torch.Tensor]] = {}
+        for end in (self.kv, self.state):
+            self._watch(end)
+
+    def _watch(self, end) -> None:
+        move = end._move_pages
+
+        def moving(sources, targets):
+            self.moved_bytes += int(sources.numel()) * end.entry_bytes_per_page
+            move(sources, targets)
+
+        end._move_pages = moving
+
+    def alloc(self, handle: int, states: int, blocks: int) -> bool:
+        """States, then blocks; what was taken goes back if the rest does not fit."""
+        slots = pages = torch.empty(0, dtype=torch.int64)
+        if states:
+            slots = self.state.alloc(states)
+            if slots is None:
+                return False
+        if blocks:
+            pages = self.kv.alloc(blocks * PAGE)
+            if pages is None:
+                if states:
+                    self.state.free(slots)
+                return False
+        self.units[handle] = [slots, pages]
+        return True
+
+    def free(self, handle: int, states: int, blocks: int) -> None:
+        """By page-aligned segments, the way SGLang's own release does it without `unique`."""
+        slots, pages = self.units[handle]
+        if states:
+            self.state.free(slots[:states])
+        if blocks:
+            self.kv.free_segment(pages[: blocks * PAGE], start_pos=0)
+        self.units[handle] = [slots[states:], pages[blocks * PAGE :]]
+
+    def live_bytes(self) -> int:
+        return (
+            self.state.live_page_count * STATE_BYTES + self.kv.live_page_count * PAGE * TOKEN_BYTES
+        )
+
+
+def _context() -> None:
+    reset_context()
+    args = ServerArgs(
+        model_path="dummy",
+        device="cpu",
+        attention_backend="torch_native",
+        page_size=PAGE,
+        chunked_prefill_size=8192,
+        mamba_radix_cache_strategy="extra_buffer",
+    )
+    args._mamba_cache_chunk_size = PAGE  # or the "dummy" model's config is looked up online
+    publish(args, role="scheduler")
+
+
+def _sizes(geometry: Geometry) -> dict:
+    """One layer of each kind, whose entries are 32 bytes a token and 65,024 bytes a state."""
+    return {
+        "device": "cpu",
+        "kv_cache_dtype": torch.bfloat16,
+        "head_num": 1,
+        "head_dim": 8,
+        "page_size": PAGE,
+        "start_layer": 0,
+        "end_layer": 1,
+        "is_draft_worker": False,
+        "use_mla_backend": True,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 8,
+        "mamba_layer_ids": [0],
+        "full_attention_layer_ids": [1],
+        "mamba2_cache_params": SimpleNamespace(
+            shape=SimpleNamespace(conv=[(3, 8)], temporal=(1, 1, 16_244)),
+            dtype=SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32),
+            layers=[0],
+        ),
+        "model_context_len": 1024,
+        "extra_max_context_len": 4,
+        "max_total_num_tokens": geometry.total_bytes // TOKEN_BYTES,
+        "max_mamba_cache_size": 0,
+        "max_num_reqs": 8,
+        "enable_memory_saver": False,
+        "enable_mamba_extra_buffer": True,
+        "enable_mamba_extra_buffer_lazy": False,
+        "speculative_num_draft_tokens": None,
+        "disable_overlap_schedule": False,
+        "need_sort": False,
+        "lazy_compaction": True,
+        "unified_total_bytes": geometry.total_bytes,
+    }
