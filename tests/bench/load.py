@@ -1,0 +1,215 @@
+"""Closed-loop chat load against a running server: `python -m tests.bench.load --url URL ...`.
+
+Each client plays whole sessions of a trace, one turn after the other: a turn's prompt is the
+previous prompt, the answer this server gave, and the trace's new tokens.  Token ids are made from
+the trace's block ids, so sharing between sessions is the trace's.  Only the standard library is
+used, so that it runs wherever the server runs.
+
+Prints one line and, with `--json`, writes the figures: TTFT and inter-token latency (p50, p95),
+output tokens per second, token hit rate (cached prompt tokens / prompt tokens).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gzip
+import http.client
+import json
+import queue
+import statistics
+import threading
+import time
+import urllib.parse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VOCABULARY = 30_000
+FIRST_TOKEN = 10
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request: the tokens it adds to the conversation, and how many it asks for."""
+
+    new_tokens: list[int]
+    output_length: int
+
+
+@dataclass
+class Result:
+    """What one request saw."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    gaps_s: list[float] = field(default_factory=list)
+    output_tokens: int = 0
+
+
+def rows(path: Path) -> Iterator[dict]:
+    """Trace rows with full `hash_ids` (delta rows name how many blocks they keep)."""
+    previous: dict[int, list[int]] = {}
+    with gzip.open(path, "rt") as lines:
+        for line in lines:
+            row = json.loads(line)
+            kept = row.pop("prefix_blocks", None)
+            if kept is not None:
+                row["hash_ids"] = previous.get(row["session"], [])[:kept] + row["hash_ids"]
+                previous[row["session"]] = row["hash_ids"]
+            yield row
+
+
+@functools.cache
+def block_tokens(block: int, size: int) -> list[int]:
+    """Token ids of a block: equal ids give equal tokens."""
+    state = block * 2_654_435_761 % (1 << 32)
+    out = []
+    for _ in range(size):
+        state = (state * 1_664_525 + 1_013_904_223) % (1 << 32)
+        out.append(FIRST_TOKEN + (state >> 8) % (VOCABULARY - FIRST_TOKEN))
+    return out
+
+
+def sessions(path: Path, *, count: int, longest: int) -> list[list[Turn]]:
+    """The first `count` sessions that have at least two turns within `longest` tokens."""
+    turns: dict[int, list[Turn]] = {}
+    known: dict[int, int] = {}  # tokens of the conversation after the session's last turn
+    closed: set[int] = set()
+    for row in rows(path):
+        session, size = row["session"], row["block_size"]
+        start = known.get(session, 0)
+        if session in closed or row["input_length"] <= start:
+            continue
+        if row["input_length"] + row["output_length"] > longest:
+            closed.add(session)
+            continue
+        tokens = [t for block in row["hash_ids"] for t in block_tokens(block, size)]
+        turns.setdefault(session, []).append(
+            Turn(tokens[start : row["input_length"]], row["output_length"])
+        )
+        known[session] = row["input_length"] + row["output_length"]
+    usable = [found for _, found in sorted(turns.items()) if len(found) > 1]
+    return usable[:count]
+
+
+def generate(url: str, prompt: list[int], output_length: int) -> tuple[list[int], Result]:
+    """One streamed greedy request; returns its output ids and what was measured."""
+    address = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=600)
+    body = {
+        "input_ids": prompt,
+        "stream": True,
+        "sampling_params": {
+            "max_new_tokens": output_length,
+            "temperature": 0,
+            "ignore_eos": True,
+        },
+    }
+    start = last = time.perf_counter()
+    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == http.client.OK, response.read()[:500]
+    result = Result(len(prompt), 0, 0.0)
+    output: list[int] = []
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        now = time.perf_counter()
+        event = json.loads(line[6:])
+        if result.output_tokens == 0:
+            result.ttft_s = now - start
+        else:
+            result.gaps_s.append(now - last)
+        last = now
+        ids = event["output_ids"]
+        output = ids if len(ids) > len(output) else output + ids
+        result.output_tokens = event["meta_info"]["completion_tokens"]
+        result.cached_tokens = event["meta_info"]["cached_tokens"]
+    connection.close()
+    return output[-result.output_tokens :], result
+
+
+def play(url: str, todo: queue.SimpleQueue, results: list[Result]) -> None:
+    """One client: whole sessions until none is left."""
+    while True:
+        try:
+            turns = todo.get_nowait()
+        except queue.Empty:
+            return
+        history: list[int] = []
+        for turn in turns:
+            history += turn.new_tokens
+            output, result = generate(url, history, turn.output_length)
+            results.append(result)
+            history += output
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Nearest-rank percentile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def run(url: str, trace: Path, *, clients: int, count: int, longest: int) -> dict:
+    """Play the load; returns the figures."""
+    todo: queue.SimpleQueue = queue.SimpleQueue()
+    for turns in sessions(trace, count=count, longest=longest):
+        todo.put(turns)
+    results: list[Result] = []
+    threads = [threading.Thread(target=play, args=(url, todo, results)) for _ in range(clients)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    elapsed = time.perf_counter() - start
+    prompt = sum(result.prompt_tokens for result in results)
+    gaps = [gap for result in results for gap in result.gaps_s] or [0.0]
+    ttfts = [result.ttft_s for result in results]
+    return {
+        "trace": trace.name,
+        "clients": clients,
+        "requests": len(results),
+        "seconds": round(elapsed, 3),
+        "prompt_tokens": prompt,
+        "token_hit_rate": sum(result.cached_tokens for result in results) / prompt,
+        "ttft_ms": {
+            "p50": 1e3 * statistics.median(ttfts),
+            "p95": 1e3 * percentile(ttfts, 0.95),
+        },
+        "itl_ms": {"p50": 1e3 * statistics.median(gaps), "p95": 1e3 * percentile(gaps, 0.95)},
+        "output_tokens_per_s": sum(result.output_tokens for result in results) / elapsed,
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--sessions", type=int, default=100)
+    parser.add_argument("--longest", type=int, default=32_768, help="tokens of one conversation")
+    parser.add_argument("--label", default="")
+    parser.add_argument("--json", type=Path)
+    parsed = parser.parse_args()
+    figures = run(
+        parsed.url,
+        parsed.trace,
+        clients=parsed.clients,
+        count=parsed.sessions,
+        longest=parsed.longest,
+    )
+    figures["label"] = parsed.label
+    print(json.dumps(figures))
+    if parsed.json:
+        parsed.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
