@@ -36,7 +36,7 @@ class Options:
 
     interval: int = 32768
     grid: int = 64
-    opportunistic: int = 1024
+    opportunistic: int = 2048
     ghost_tokens: int = 4_194_304
     boundaries: str = "auto"
     decode_interval: int = 0
