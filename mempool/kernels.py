@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from mempool.ids import IdArray
-from mempool.storage import upload
 
 CHUNK = 4096  # words a program: 32 KiB of int64, enough loads in flight for one block of threads
 WARPS = 8
@@ -49,8 +48,8 @@ class TritonMover:
         chunks = triton.cdiv(unit_words, CHUNK)
         _copy_kernel[(len(sources) * chunks,)](
             words,
-            upload(sources, rows.device),
-            upload(targets, rows.device),
+            _upload(sources, rows.device),
+            _upload(targets, rows.device),
             unit_words,
             chunks,
             chunk=CHUNK,
@@ -63,7 +62,7 @@ class TritonMover:
         chunks = triton.cdiv(unit_words, CHUNK)
         _zero_kernel[(len(indices) * chunks,)](
             words,
-            upload(indices, rows.device),
+            _upload(indices, rows.device),
             unit_words,
             chunks,
             chunk=CHUNK,
@@ -77,3 +76,12 @@ def _words(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
     if rows.shape[1] % 8 == 0 and rows.data_ptr() % 8 == 0:
         return flat.view(torch.int64), rows.shape[1] // 8
     return flat, rows.shape[1]
+
+
+def _upload(indices: IdArray, device: torch.device) -> torch.Tensor:
+    """Host indices as an int64 tensor on `device`, without waiting for it.
+
+    Pinned, or the copy would wait; the host allocator keeps the block until the copy is done.
+    """
+    host = torch.from_numpy(indices.copy())
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

@@ -1,7 +1,7 @@
 """The arena's bytes: zero, copy and move whole units of one uint8 tensor, on the current stream.
 
 Offsets are int64 throughout, so a unit may start beyond 2**31. Nothing here reads a device value
-back: indices are host numpy arrays and travel one way. A `Mover` does the copying; plain torch on
+back: indices are host numpy arrays and travel one way. A `Mover` does the copying: `HostMover` on
 the CPU, `mempool.kernels.TritonMover` on CUDA.
 """
 
@@ -25,25 +25,17 @@ class Mover(Protocol):
         """`rows[indices] = 0`."""
 
 
-class TorchMover:
-    """Plain torch, right on every device and fast enough on the CPU."""
+class HostMover:
+    """Numpy over a CPU tensor's memory: a memcpy per unit, no dispatch per call."""
 
     def copy(self, rows: torch.Tensor, sources: IdArray, targets: IdArray) -> None:
         """Gather, then scatter; needs as much scratch as it copies."""
-        source, target = upload(sources, rows.device), upload(targets, rows.device)
-        rows.index_copy_(0, target, rows.index_select(0, source))
+        host = rows.numpy()
+        host[targets] = host.take(sources, axis=0)
 
     def zero(self, rows: torch.Tensor, indices: IdArray) -> None:
         """Fill by index."""
-        rows.index_fill_(0, upload(indices, rows.device), 0)
-
-
-def upload(indices: IdArray, device: torch.device) -> torch.Tensor:
-    """Host indices as an int64 tensor on `device`, without waiting for it."""
-    host = torch.from_numpy(indices.copy())
-    if device.type == "cpu":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)
+        rows.numpy()[indices] = 0
 
 
 class Storage:
@@ -52,10 +44,10 @@ class Storage:
     Args:
         raw: uint8, one dimension, at least `geometry.total_bytes` long, zero at the start.
         geometry: sizes; both kinds are anchored at byte 0 of `raw`.
-        mover: what copies; by default Triton on CUDA, torch elsewhere.
+        mover: what copies; by default the one for `raw`'s device.
 
     Raises:
-        ValueError: `raw` is of another type or too short.
+        ValueError: `raw` is of another type or too short, or no mover knows its device.
     """
 
     def __init__(self, raw: torch.Tensor, geometry: Geometry, mover: Mover | None = None) -> None:
@@ -114,8 +106,11 @@ def _rows(raw: torch.Tensor, total_bytes: int, unit_bytes: int) -> torch.Tensor:
 
 
 def _default_mover(raw: torch.Tensor) -> Mover:
-    if raw.device.type != "cuda":
-        return TorchMover()
-    from mempool.kernels import TritonMover  # noqa: PLC0415 - Triton only where a GPU is
+    kind = raw.device.type
+    if kind == "cpu":
+        return HostMover()
+    if kind == "cuda":
+        from mempool.kernels import TritonMover  # noqa: PLC0415 - Triton only where a GPU is
 
-    return TritonMover()
+        return TritonMover()
+    raise ValueError(f"no mover for device {kind!r}: pass one, or use --device cuda or cpu")

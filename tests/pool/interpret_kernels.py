@@ -1,4 +1,4 @@
-"""Compares TritonMover with TorchMover on the CPU; needs TRITON_INTERPRET=1."""
+"""Compares TritonMover with HostMover on the CPU; needs TRITON_INTERPRET=1."""
 
 import sys
 from pathlib import Path
@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from mempool.kernels import CHUNK, TritonMover
-from mempool.storage import TorchMover
+from mempool.storage import HostMover
 
 for width, unit_bytes in ((8, 8 * CHUNK + 64), (1, 1001)):
     generator = torch.Generator().manual_seed(unit_bytes)
     rows = torch.randint(0, 256, (12, unit_bytes), dtype=torch.uint8, generator=generator)
     expected = rows.clone()
-    for mover, target in ((TorchMover(), expected), (TritonMover(), rows)):
+    for mover, target in ((HostMover(), expected), (TritonMover(), rows)):
         mover.copy(target, np.array([11, 3, 7]), np.array([0, 5, 2]))
         mover.zero(target, np.array([1, 11]))
     assert torch.equal(rows, expected), f"units of {unit_bytes} bytes differ"
