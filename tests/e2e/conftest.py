@@ -1,0 +1,59 @@
+"""One server per configuration for the whole session; they sleep while idle.
+
+- `roomy`: everything fits, a state every 16 tokens while memory is free, chunks of 64 tokens.
+- `tight`: an arena of eight states and 1,500 tokens for eight requests, optimistic admission,
+  chunks of 48 tokens that are no multiple of the grid: eviction and retraction are daily life.
+- `timed`: started by SGLang's own command line, no opportunistic states, requests time out.
+"""
+
+import sys
+
+import pytest
+
+from sgl_kimi_k3.demo.checkpoint import ensure
+from tests.e2e.server import command, serving
+
+WAITING_S, RUNNING_S = 2.0, 16.0
+
+
+@pytest.fixture(scope="session")
+def model():
+    return str(ensure())
+
+
+@pytest.fixture(scope="session")
+def roomy(model, tmp_path_factory):
+    flags = ["--max-total-tokens", "16000", "--max-mamba-cache-size", "200"]
+    flags += ["--max-running-requests", "16", "--chunked-prefill-size", "64"]
+    options = {"GRID": "16", "INTERVAL": "64", "OPPORTUNISTIC": "16"}
+    log = tmp_path_factory.mktemp("roomy") / "server.log"
+    with serving(command(model, flags), log=log, model=model, options=options) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tight(model, tmp_path_factory):
+    flags = ["--max-total-tokens", "1500", "--max-mamba-cache-size", "8"]
+    flags += ["--max-running-requests", "8", "--chunked-prefill-size", "48"]
+    flags += ["--schedule-conservativeness", "0.1"]
+    options = {"GRID": "32", "INTERVAL": "64", "OPPORTUNISTIC": "32"}
+    log = tmp_path_factory.mktemp("tight") / "server.log"
+    with serving(command(model, flags), log=log, model=model, options=options) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def timed(model, tmp_path_factory):
+    argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
+    argv += ["--radix-cache-backend", "kimi_k3", "--device", "cpu", "--host", "127.0.0.1"]
+    argv += ["--trust-remote-code", "--enable-metrics", "--enable-cache-report", "--sleep-on-idle"]
+    argv += ["--max-total-tokens", "16000", "--max-mamba-cache-size", "64"]
+    argv += ["--max-running-requests", "4"]
+    options = {"GRID": "64", "INTERVAL": "128", "OPPORTUNISTIC": "0"}
+    timeouts = {
+        "SGLANG_REQ_WAITING_TIMEOUT": str(WAITING_S),
+        "SGLANG_REQ_RUNNING_TIMEOUT": str(RUNNING_S),
+    }
+    log = tmp_path_factory.mktemp("timed") / "server.log"
+    with serving(argv, log=log, model=model, options=options, env=timeouts) as server:
+        yield server

@@ -1,0 +1,300 @@
+"""A real SGLang server under our backend: started, asked, checked and ended.
+
+`serving` starts one in a process group of its own and ends the whole group, whatever happened in
+between. Before that it waits for idle and checks what every server must show there: SGLang's leak
+checks silent (they are strict: a difference is an exception in the log), pool and tree recounted
+without a violation, every byte of the arena in one part, nothing live that the tree does not hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+START_S = 300.0
+ANSWER_S = 240.0
+FIRST_PORT = 31300
+STRICT = {
+    "OMP_NUM_THREADS": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
+}
+FAULT = re.compile(
+    r"Traceback|leak detected|Leak Detected|violation|AssertionError|Exception in ASGI"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer of `/generate`."""
+
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    finish: str  # "length", "stop" or "abort"
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Reply:
+        """From the endpoint's JSON."""
+        meta = answer["meta_info"]
+        return cls(
+            ids=tuple(answer["output_ids"]),
+            prompt_tokens=meta["prompt_tokens"],
+            cached_tokens=meta["cached_tokens"],
+            finish=meta["finish_reason"]["type"],
+        )
+
+
+class Server:
+    """One running server: its endpoints, its log, its processes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, model: str) -> None:
+        self.process = process
+        self.base_url = f"http://127.0.0.1:{port}"
+        self.log = log
+        self.model = model
+
+    # -- asking --
+
+    def post(self, path: str, body: Any = None, *, timeout: float = ANSWER_S) -> requests.Response:
+        """POST JSON; the caller judges the status."""
+        return requests.post(self.base_url + path, json=body, timeout=timeout)
+
+    def get(self, path: str, *, timeout: float = ANSWER_S) -> requests.Response:
+        """GET, successful."""
+        answer = requests.get(self.base_url + path, timeout=timeout)
+        answer.raise_for_status()
+        return answer
+
+    def generate(self, prompt: Sequence[int], new_tokens: int = 8, **fields: Any) -> Reply:
+        """Greedy continuation of `prompt` (token ids) by exactly `new_tokens`."""
+        answer = self.post("/generate", body(prompt, new_tokens, **fields))
+        assert answer.status_code == 200, answer.text
+        return Reply.of(answer.json())
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], new_tokens: int = 8, **fields: Any
+    ) -> Any:
+        """One greedy answer of the OpenAI endpoint, as JSON."""
+        wanted = {
+            "model": "default",
+            "messages": list(messages),
+            "max_tokens": new_tokens,
+            "temperature": 0,
+        }
+        answer = self.post("/v1/chat/completions", {**wanted, **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def abort(self, rid: str = "", *, everything: bool = False) -> None:
+        """End one request, or all."""
+        answer = self.post("/abort_request", {"rid": rid, "abort_all": everything}, timeout=30)
+        answer.raise_for_status()
+
+    def flush(self) -> None:
+        """Empty the cache; SGLang refuses while something runs, so wait up to 30 s for idle."""
+        answer = self.post("/flush_cache?timeout=30")
+        assert answer.status_code == 200, answer.text
+
+    def info(self) -> dict[str, Any]:
+        """SGLang's arguments and live state."""
+        return self.get("/server_info").json()
+
+    def metrics(self) -> Metrics:
+        """Everything on `/metrics` now."""
+        return Metrics.parse(self.get("/metrics").text)
+
+    # -- watching --
+
+    def read_log(self) -> str:
+        """Standard output and error so far."""
+        return self.log.read_text("utf-8", errors="replace")
+
+    def faults(self) -> list[str]:
+        """Log lines that no healthy server writes."""
+        return [line for line in self.read_log().splitlines() if FAULT.search(line)]
+
+    def assert_healthy(self) -> None:
+        """Alive and silent."""
+        assert not self.faults(), tail(self.log)
+        assert self.process.poll() is None, tail(self.log)
+
+    def settle(self, *, timeout: float = 60.0) -> Metrics:
+        """Wait until nothing runs and the gauges are of that moment; returns the metrics then."""
+        deadline = time.monotonic() + timeout
+        while True:
+            found = self.metrics()
+            busy = ("sglang:num_running_reqs", "sglang:num_queue_reqs", "kimi_k3:pins")
+            if not any(found[name] for name in busy):
+                return found
+            assert time.monotonic() < deadline, f"not idle after {timeout} s: {found.ours()}"
+            self.assert_healthy()
+            time.sleep(0.2)
+
+    def assert_idle_books(self) -> Metrics:
+        """Idle invariants, from `/metrics`."""
+        found = self.settle()
+        time.sleep(0.5)  # the scheduler checks itself in its next idle turn
+        self.assert_healthy()
+        found = self.metrics()
+        assert found["kimi_k3:pins"] == 0, found.ours()
+        assert found["kimi_k3:live_states"] == found["kimi_k3:cached_states"], found.ours()
+        assert found["kimi_k3:live_blocks"] == found["kimi_k3:cached_blocks"], found.ours()
+        assert found.sum("kimi_k3:arena_bytes") == self.arena_bytes(), found.ours()
+        return found
+
+    def arena_bytes(self) -> int:
+        """Bytes of the arena, as logged at start."""
+        return int(self._logged(r"kimi_k3 arena: (\d+) bytes"))
+
+    def state_tokens(self) -> float:
+        """Weight of one state in tokens of KV."""
+        state, block = self._logged(r"a state is (\d+) bytes"), self._logged(r"\(s\) (\d+) bytes")
+        return int(state) / int(block)
+
+    def _logged(self, pattern: str) -> str:
+        found = re.search(pattern, self.read_log())
+        assert found, f"no {pattern!r} in {tail(self.log)}"
+        return found[1]
+
+
+class Metrics(dict[str, float]):
+    """Samples of a Prometheus text by `name{labels}`; a bare name is the sum over its labels."""
+
+    @classmethod
+    def parse(cls, text: str) -> Metrics:
+        """Our labels only: SGLang's (model, ranks) are the same everywhere here."""
+        found = cls()
+        for line in text.splitlines():
+            if line.startswith("#") or not line:
+                continue
+            series, value = line.rsplit(" ", 1)
+            name, _, labels = series.partition("{")
+            own = re.findall(r'(?:^|,)((?:kind|cause|reason|part)="[^"]*")', labels.rstrip("}"))
+            if own:
+                found[f"{name}{{{','.join(sorted(own))}}}"] = float(value)
+            found[name] = found.get(name, 0.0) + float(value)
+        return found
+
+    def sum(self, name: str) -> float:
+        """Over all labels."""
+        return self[name]
+
+    def ours(self) -> dict[str, float]:
+        """The `kimi_k3:` series."""
+        return {name: value for name, value in self.items() if name.startswith("kimi_k3:")}
+
+    def since(self, before: Metrics, name: str) -> float:
+        """Growth of a counter."""
+        return self[name] - before[name]
+
+
+def body(prompt: Sequence[int], new_tokens: int, **fields: Any) -> dict[str, Any]:
+    """A greedy `/generate` request that always runs to its length."""
+    sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+    return {"input_ids": list(prompt), "sampling_params": sampling, **fields}
+
+
+def command(model: str, flags: Sequence[str]) -> list[str]:
+    """`sgl-kimi-k3 serve` with what every server here has."""
+    script = str(Path(sys.executable).with_name("sgl-kimi-k3"))
+    common = ["--host", "127.0.0.1", "--trust-remote-code", "--enable-metrics"]
+    return [script, "serve", model, *common, "--enable-cache-report", "--sleep-on-idle", *flags]
+
+
+@contextlib.contextmanager
+def serving(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    model: str,
+    options: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Start `argv` on a free port, wait until it answers, hand it over, check it, end it.
+
+    `options` are ours by name without prefix (`{"GRID": "16"}`), `env` any other variables.
+    """
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="k3-") as scratch:  # sockets and metric files
+        ours = {f"KIMI_K3_{name}": value for name, value in (options or {}).items()}
+        process = start(
+            [*argv, "--port", str(port)], log=log, env={**ours, "TMPDIR": scratch, **(env or {})}
+        )
+        server = Server(process, port, log, model)
+        try:
+            _wait_until_up(server)
+            yield server
+            server.assert_idle_books()
+        finally:
+            end(process)
+
+
+def start(argv: Sequence[str], *, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process in a group of its own, output in `log`, with no option of ours but those given."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("KIMI_K3_")}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**clean, **STRICT, **env},
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all of its group: at once, as SGLang's own way out takes seconds."""
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        process.poll()  # reap, or the group would look alive
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process group {process.pid} outlives SIGKILL")
+
+
+def free_port() -> int:
+    """The first port at or above FIRST_PORT that nothing listens on."""
+    for port in range(FIRST_PORT, FIRST_PORT + 100):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise AssertionError(f"no free port in [{FIRST_PORT}, {FIRST_PORT + 100})")
+
+
+def tail(log: Path, lines: int = 40) -> str:
+    """The end of a log, for messages."""
+    return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-lines:])
+
+
+def _wait_until_up(server: Server) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert server.process.poll() is None, f"ended while starting:\n{tail(server.log)}"
+        with contextlib.suppress(requests.RequestException):
+            if requests.get(server.base_url + "/health", timeout=20).status_code == 200:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"not healthy after {START_S} s:\n{tail(server.log)}")
