@@ -22,7 +22,7 @@ slow() {
   while kill -0 "$job" 2>/dev/null; do
     sleep 1
     if (((SECONDS - started) % 15 == 14)); then
-      say "  ... $(tail -n 1 "$log" | tr '\r' '\n' | tail -n 1 | cut -c1-90)"
+      say "  ... $(grep -av WARNING "$log" | tail -n 1 | sed 's/^ *//' | cut -c1-90)"
     fi
   done
   wait "$job" || status=$?
@@ -61,8 +61,9 @@ install() {
   fi
   local list
   list=$(IFS=,; printf '%s' "$*")
+  # Not compiled ahead: most of SGLang is never imported here, and compiling takes minutes.
   slow "installing sgl-kimi-k3[$list] with pip (SGLang and PyTorch are 11 GB: some minutes)" \
     "$venv/install.log" "$venv/bin/python" -m pip install --disable-pip-version-check --no-color \
-    --progress-bar off -e "${root}[$list]"
+    --progress-bar off --no-compile -e "${root}[$list]"
   for extra in "$@"; do sha256sum "$root/pyproject.toml" >"$venv/.installed-$extra"; done
 }
