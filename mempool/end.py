@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mempool.ids import EMPTY, FEW, IdArray
+from mempool.ids import EMPTY, FEW, SOME, IdArray
 
 _SCAN: Final = 4096  # positions looked at per step when many holes are collected
 
@@ -93,13 +93,22 @@ class End:
         if count == 0:
             return EMPTY
         assert self.live + count <= self.capacity, f"{count} more of {self.capacity}"
-        if count <= FEW:
+        if self.live == self.frontier:
+            indices = self._extend(count)
+        elif count <= FEW:
             indices = np.array([self._take_one() for _ in range(count)], dtype=np.int64)
         else:
-            indices = self.index_of(self._take_many(count))
+            indices = self._fill(count)
         self.live += count
         self.peak = max(self.peak, self.live)
         return indices
+
+    def _extend(self, count: int) -> IdArray:
+        start, stop = self.frontier, self.frontier + count
+        self._live[start:stop] = 1
+        self.frontier = self._first_hole = stop
+        origin, stride = self.origin, self.stride
+        return np.arange(origin + stride * start, origin + stride * stop, stride, dtype=np.int64)
 
     def _take_one(self) -> int:
         position = self._bytes.find(0, self._first_hole)
@@ -109,17 +118,14 @@ class End:
             self.frontier = position + 1
         return self.origin + self.stride * position
 
-    def _take_many(self, count: int) -> IdArray:
-        fill = min(count, self.holes)
-        positions = self.find_holes(fill)
-        if count > fill:
-            top = self.frontier + count - fill
-            fresh = np.arange(self.frontier, top, dtype=np.int64)
-            positions = np.concatenate((positions, fresh)) if fill else fresh
-            self.frontier = top
+    def _fill(self, count: int) -> IdArray:
+        positions = self.find_holes(min(count, self.holes))
         self._live[positions] = 1
         self._first_hole = int(positions[-1]) + 1
-        return positions
+        indices = self.index_of(positions)
+        if count == len(positions):
+            return indices
+        return np.concatenate((indices, self._extend(count - len(positions))))
 
     def give(self, indices: IdArray) -> None:
         """Make live positions free and let the frontier retreat; indices must be distinct."""
@@ -131,7 +137,8 @@ class End:
         else:
             positions = self.position_of(indices)
             self._live[positions] = 0
-            self._first_hole = min(self._first_hole, int(positions.min()))
+            lowest = positions.min() if len(indices) > SOME else min(positions.tolist())
+            self._first_hole = min(self._first_hole, int(lowest))
         self.live -= len(indices)
         if not self._bytes[self.frontier - 1]:
             self.frontier = self._bytes.rfind(1, 0, self.frontier) + 1

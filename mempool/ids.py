@@ -16,7 +16,8 @@ SlotId = NewType("SlotId", int)
 Step = NewType("Step", int)
 IdArray = npt.NDArray[np.int64]
 
-FEW: Final = 6  # up to here a loop over plain ints beats a numpy call per step
+FEW: Final = 8  # up to here a loop over plain ints beats a numpy call per step
+SOME: Final = 128  # up to here list and set builtins beat numpy reductions
 _INT64 = np.dtype(np.int64)
 EMPTY: IdArray = np.empty(0, dtype=np.int64)
 EMPTY.flags.writeable = False

@@ -349,19 +349,24 @@ class Pool:
         return (move,)
 
     def _cross_marks(self, states: IdArray, blocks: IdArray) -> tuple[IdArray, IdArray]:
-        """Indices that cross the other side's mark; the marks follow the frontiers."""
-        state_bytes, block_bytes = self.geometry.state_bytes, self.geometry.block_bytes
-        low = self.geometry.state_end(self._states.frontier)
-        high = self.geometry.block_start(self._blocks.frontier)
-        mark_low, mark_high = self._marks
+        """Indices just granted beyond the other side's mark; the marks follow the frontiers.
+
+        A frontier never stood beyond the other side's mark, so what lies there is granted just
+        now, and last in its array.
+        """
+        geometry, (mark_low, mark_high) = self.geometry, self._marks
+        low = geometry.state_end(self._states.frontier)
+        high = geometry.block_start(self._blocks.frontier)
+        self._marks = (min(max(mark_low, low), high), max(min(mark_high, high), low))
         stale_states = stale_blocks = EMPTY
         if low > mark_high:
-            stale_states = states[(states + 1) * state_bytes > mark_high]
+            clean = geometry.states_below(mark_high) - self._states.frontier
+            stale_states = states[clean:]
         if high < mark_low:
-            stale_blocks = blocks[blocks * block_bytes < mark_low]
-        self._marks = (min(max(mark_low, low), high), max(min(mark_high, high), low))
-        self._counters.stale_bytes += len(stale_states) * state_bytes
-        self._counters.stale_bytes += len(stale_blocks) * block_bytes
+            clean = geometry.blocks_above(mark_low) - self._blocks.frontier
+            stale_blocks = blocks[clean:]
+        self._counters.stale_bytes += len(stale_states) * geometry.state_bytes
+        self._counters.stale_bytes += len(stale_blocks) * geometry.block_bytes
         return stale_states, stale_blocks
 
     def _report_side(self, side: Side, retired: int, fundable: int) -> SideReport:

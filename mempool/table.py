@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from mempool.ids import EMPTY, FEW, IdArray, as_ids
+from mempool.ids import EMPTY, SOME, IdArray, as_ids
 
 
 class Table:
@@ -105,7 +105,7 @@ class Table:
         count = len(array)
         if count == 0:
             return EMPTY, EMPTY
-        if count <= FEW:
+        if count <= SOME:
             given = array.tolist()
             if min(given) > 0 and max(given) <= self.max_id and len(set(given)) == count:
                 found = self.indices[array]

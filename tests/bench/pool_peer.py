@@ -5,6 +5,7 @@ regions, which are a null context in the peer's favour.
 """
 
 import contextlib
+from time import thread_time
 from types import SimpleNamespace
 
 import torch
@@ -30,6 +31,7 @@ class Peer:
         assert (self.kv.entry_bytes, self.state.entry_bytes) == (TOKEN_BYTES, STATE_BYTES)
         assert allocator.unified_buffer.total_bytes == geometry.total_bytes
         self.moved_bytes = 0
+        self.spent = 0.0  # CPU seconds of the last call, handles apart
         self.units: dict[int, list[torch.Tensor]] = {}
         for end in (self.kv, self.state):
             self._watch(end)
@@ -46,26 +48,29 @@ class Peer:
     def alloc(self, handle: int, states: int, blocks: int) -> bool:
         """States, then blocks; what was taken goes back if the rest does not fit."""
         slots = pages = torch.empty(0, dtype=torch.int64)
+        start = thread_time()
         if states:
             slots = self.state.alloc(states)
-            if slots is None:
-                return False
-        if blocks:
+        if blocks and slots is not None:
             pages = self.kv.alloc(blocks * PAGE)
-            if pages is None:
-                if states:
-                    self.state.free(slots)
-                return False
+            if pages is None and states:
+                self.state.free(slots)
+        self.spent = thread_time() - start
+        if slots is None or pages is None:
+            return False
         self.units[handle] = [slots, pages]
         return True
 
     def free(self, handle: int, states: int, blocks: int) -> None:
         """By page-aligned segments, the way SGLang's own release does it without `unique`."""
         slots, pages = self.units[handle]
+        gone = slots[:states], pages[: blocks * PAGE]
+        start = thread_time()
         if states:
-            self.state.free(slots[:states])
+            self.state.free(gone[0])
         if blocks:
-            self.kv.free_segment(pages[: blocks * PAGE], start_pos=0)
+            self.kv.free_segment(gone[1], start_pos=0)
+        self.spent = thread_time() - start
         self.units[handle] = [slots[states:], pages[blocks * PAGE :]]
 
     def live_bytes(self) -> int:

@@ -11,7 +11,9 @@ import torch
 from mempool.kernels import CHUNK, TritonMover
 from mempool.storage import HostMover
 
-for width, unit_bytes in ((8, 8 * CHUNK + 64), (1, 1001)):
+
+def compare(width: int, unit_bytes: int) -> None:
+    """Both movers on the same bytes."""
     generator = torch.Generator().manual_seed(unit_bytes)
     rows = torch.randint(0, 256, (12, unit_bytes), dtype=torch.uint8, generator=generator)
     expected = rows.clone()
@@ -20,3 +22,8 @@ for width, unit_bytes in ((8, 8 * CHUNK + 64), (1, 1001)):
         mover.zero(target, np.array([1, 11]))
     assert torch.equal(rows, expected), f"units of {unit_bytes} bytes differ"
     print(f"words {width} ok")
+
+
+if __name__ == "__main__":
+    compare(8, 8 * CHUNK + 64)
+    compare(1, 1001)
