@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import requests
 
 if TYPE_CHECKING:
@@ -51,12 +52,12 @@ class Reply:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Reply:
-        """From the endpoint's JSON."""
+        """From the endpoint's JSON; a request aborted in the queue has no counts."""
         meta = answer["meta_info"]
         return cls(
             ids=tuple(answer["output_ids"]),
-            prompt_tokens=meta["prompt_tokens"],
-            cached_tokens=meta["cached_tokens"],
+            prompt_tokens=meta.get("prompt_tokens", 0),
+            cached_tokens=meta.get("cached_tokens", 0),
             finish=meta["finish_reason"]["type"],
         )
 
@@ -263,14 +264,22 @@ def start(argv: Sequence[str], *, log: Path, env: Mapping[str, str]) -> subproce
 def end(process: subprocess.Popen[bytes]) -> None:
     """End a process and all of its group: at once, as SGLang's own way out takes seconds."""
     deadline = time.monotonic() + 20.0
-    while time.monotonic() < deadline:
-        process.poll()  # reap, or the group would look alive
-        try:
+    while alive(process.pid):
+        assert time.monotonic() < deadline, f"{alive(process.pid)} outlive SIGKILL"
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
         time.sleep(0.05)
-    raise AssertionError(f"process group {process.pid} outlives SIGKILL")
+    process.wait()
+
+
+def alive(group: int) -> list[int]:
+    """Processes of a group; the dead ones that nobody waits for do not count."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
 
 
 def free_port() -> int:

@@ -184,6 +184,13 @@ def test_flush_gives_everything_back(roomy):
     assert roomy.generate(prompt).cached_tokens == 0
 
 
+def test_gauges_are_of_the_idle_moment(roomy):
+    """Also after a request whose own copy of a block gave way to the tree's."""
+    prompt = words("gauges", 70)
+    assert roomy.generate(prompt, 12).ids == roomy.generate(prompt, 12).ids
+    roomy.assert_idle_books()
+
+
 def test_requests_are_counted_once(roomy):
     """Chunks, bursts and resumes: the counters are the sums of what the clients were told."""
     shared = words("counted", 150)
