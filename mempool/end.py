@@ -108,7 +108,7 @@ class End:
         self._live[start:stop] = 1
         self.frontier = self._first_hole = stop
         origin, stride = self.origin, self.stride
-        return np.arange(origin + stride * start, origin + stride * stop, stride, dtype=np.int64)
+        return np.arange(origin + stride * start, origin + stride * stop, stride, np.int64)
 
     def _take_one(self) -> int:
         position = self._bytes.find(0, self._first_hole)

@@ -32,11 +32,11 @@ class Side(Enum):
 
 def as_ids(ids: npt.ArrayLike) -> IdArray:
     """Return `ids` as a 1-D int64 array; floats, bools and other shapes are a ValueError."""
+    if isinstance(ids, np.ndarray) and ids.dtype is _INT64 and ids.ndim == 1:
+        return ids
     array = np.asarray(ids)
-    if array.dtype is not _INT64:
-        if array.size and array.dtype.kind not in "iu":
-            raise ValueError(f"ids must be integers, got dtype {array.dtype}")
-        array = array.astype(np.int64)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"ids must be integers, got dtype {array.dtype}")
     if array.ndim != 1:
         raise ValueError(f"ids must be one-dimensional, got shape {array.shape}")
-    return array
+    return array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Triton mover: whole units copied or zeroed in one launch, without scratch.
+"""Triton mover: whole units copied or zeroed in one launch.
 
 One program handles `CHUNK` words of one unit. Words are 8 bytes wide where the unit's size allows
 it, 1 byte otherwise. A unit's word offset is computed in int64, so an arena may exceed 2**31 words.
@@ -40,42 +40,40 @@ _zero_kernel = triton.jit(_zero)
 
 
 class TritonMover:
-    """`mempool.storage.Mover` for CUDA tensors."""
+    """`mempool.storage.Mover` for CUDA tensors: one launch a call, no scratch."""
 
-    def copy(self, rows: torch.Tensor, sources: IdArray, targets: IdArray) -> None:
-        """One launch; sources and targets are disjoint, so programs may run in any order."""
-        words, unit_words = _words(rows)
-        chunks = triton.cdiv(unit_words, CHUNK)
-        _copy_kernel[(len(sources) * chunks,)](
-            words,
-            _upload(sources, rows.device),
-            _upload(targets, rows.device),
-            unit_words,
-            chunks,
+    def __init__(self, rows: torch.Tensor) -> None:
+        unit_bytes = rows.shape[1]
+        wide = unit_bytes % 8 == 0 and rows.data_ptr() % 8 == 0
+        self._words = rows.view(-1).view(torch.int64) if wide else rows.view(-1)
+        self._unit_words = unit_bytes // 8 if wide else unit_bytes
+        self._chunks = triton.cdiv(self._unit_words, CHUNK)
+
+    def copy(self, sources: IdArray, targets: IdArray) -> None:
+        """Sources and targets are disjoint, so programs may run in any order."""
+        _copy_kernel[(len(sources) * self._chunks,)](
+            self._words,
+            self._upload(sources),
+            self._upload(targets),
+            self._unit_words,
+            self._chunks,
             chunk=CHUNK,
             num_warps=WARPS,
         )
 
-    def zero(self, rows: torch.Tensor, indices: IdArray) -> None:
-        """One launch."""
-        words, unit_words = _words(rows)
-        chunks = triton.cdiv(unit_words, CHUNK)
-        _zero_kernel[(len(indices) * chunks,)](
-            words,
-            _upload(indices, rows.device),
-            unit_words,
-            chunks,
+    def zero(self, indices: IdArray) -> None:
+        """Units in any order."""
+        _zero_kernel[(len(indices) * self._chunks,)](
+            self._words,
+            self._upload(indices),
+            self._unit_words,
+            self._chunks,
             chunk=CHUNK,
             num_warps=WARPS,
         )
 
-
-def _words(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The rows as their widest words, and words per row."""
-    flat = rows.view(-1)
-    if rows.shape[1] % 8 == 0 and rows.data_ptr() % 8 == 0:
-        return flat.view(torch.int64), rows.shape[1] // 8
-    return flat, rows.shape[1]
+    def _upload(self, indices: IdArray) -> torch.Tensor:
+        return _upload(indices, self._words.device)
 
 
 def _upload(indices: IdArray, device: torch.device) -> torch.Tensor:

@@ -9,13 +9,24 @@ import numpy.typing as npt
 from mempool.compaction import Plan, plan_budget, plan_frontier
 from mempool.end import End
 from mempool.geometry import Geometry
-from mempool.ids import EMPTY, IdArray, Side, Step
+from mempool.ids import EMPTY, IdArray, Side, Step, as_ids
 from mempool.report import Counters, Report, SideReport, violations
 from mempool.table import Table
 
-# One side of a call: its end, its table, the ids named and their physical indices.
-_Part = tuple[End, Table, IdArray, IdArray]
-_Parts = tuple[_Part, _Part]
+
+@dataclass(slots=True)
+class _Half:
+    """One side: where its units live, what they are called, how many wait for a step."""
+
+    side: Side
+    end: End
+    table: Table
+    unit_bytes: int
+    retired: int = 0
+
+
+# One side of a call that names units of it: the ids and their physical indices.
+_Named = tuple[_Half, IdArray, IdArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +77,9 @@ class Pool:
         self.blocks = Table(geometry.max_blocks, geometry.block_last)
         self._states = End(geometry.max_states, origin=geometry.state_first)
         self._blocks = End(geometry.max_blocks, origin=geometry.block_last, stride=-1)
-        self._retired: deque[tuple[Step, IdArray, IdArray]] = deque()
-        self._retired_states = self._retired_blocks = 0
+        self._low = _Half(Side.STATE, self._states, self.states, geometry.state_bytes)
+        self._high = _Half(Side.BLOCK, self._blocks, self.blocks, geometry.block_bytes)
+        self._retired: deque[tuple[Step, _Half, IdArray]] = deque()
         self._counters = Counters()
         # Bytes below the first mark last belonged to states, above the second to blocks, between
         # to nobody: every owner change is a frontier passing the other side's mark (P6).
@@ -78,22 +90,22 @@ class Pool:
     @property
     def live_states(self) -> int:
         """States handed out and neither freed nor retired."""
-        return self._states.live - self._retired_states
+        return self._states.live - self._low.retired
 
     @property
     def live_blocks(self) -> int:
         """Blocks handed out and neither freed nor retired."""
-        return self._blocks.live - self._retired_blocks
+        return self._blocks.live - self._high.retired
 
     @property
     def retired_states(self) -> int:
         """States that wait for their step to drain."""
-        return self._retired_states
+        return self._low.retired
 
     @property
     def retired_blocks(self) -> int:
         """Blocks that wait for their step to drain."""
-        return self._retired_blocks
+        return self._high.retired
 
     @property
     def owner_marks(self) -> tuple[int, int]:
@@ -102,13 +114,18 @@ class Pool:
 
     def fits(self, states: int, blocks: int) -> bool:
         """Whether `alloc(states, blocks)` succeeds now, moves included; O(1)."""
-        return self.fits_after(states, blocks, freed_states=0, freed_blocks=0)
+        return self._holds(self._states.live + states, self._blocks.live + blocks)
 
     def fits_after(self, states: int, blocks: int, *, freed_states: int, freed_blocks: int) -> bool:
         """Whether it would succeed once so many unpinned live units were freed; O(1)."""
-        low = max(self._states.live + states - freed_states, self._states.fixed_end)
-        high = max(self._blocks.live + blocks - freed_blocks, self._blocks.fixed_end)
-        return self.geometry.state_end(low) <= self.geometry.block_start(high)
+        return self._holds(
+            self._states.live + states - freed_states, self._blocks.live + blocks - freed_blocks
+        )
+
+    def _holds(self, states: int, blocks: int) -> bool:
+        """Whether so many live units fit, each side packed as far as its fixed ones allow."""
+        low = self.geometry.state_end(max(states, self._states.fixed_end))
+        return low <= self.geometry.block_start(max(blocks, self._blocks.fixed_end))
 
     def fundable_states(self) -> int:
         """How many states alone fit now."""
@@ -136,21 +153,22 @@ class Pool:
         """
         if states < 0 or blocks < 0:
             raise ValueError(f"cannot take {states} states and {blocks} blocks")
-        if not self.fits(states, blocks):
+        all_states, all_blocks = self._states.live + states, self._blocks.live + blocks
+        if not self._holds(all_states, all_blocks):
             self._counters.refusals += 1
             return None
-        moves = self._make_room(states, blocks)
+        moves = self._make_room(all_states, all_blocks)
         state_indices, block_indices = self._states.take(states), self._blocks.take(blocks)
         stale_states, stale_blocks = self._cross_marks(state_indices, block_indices)
         self._counters.grants += 1
         self._counters.states_granted += states
         self._counters.blocks_granted += blocks
         return Grant(
-            states=self.states.bind(state_indices) if states else EMPTY,
-            blocks=self.blocks.bind(block_indices) if blocks else EMPTY,
-            moves=moves,
-            stale_states=stale_states,
-            stale_blocks=stale_blocks,
+            self.states.bind(state_indices) if states else EMPTY,
+            self.blocks.bind(block_indices) if blocks else EMPTY,
+            moves,
+            stale_states,
+            stale_blocks,
         )
 
     def free(self, states: npt.ArrayLike, blocks: npt.ArrayLike) -> None:
@@ -159,8 +177,9 @@ class Pool:
         Raises:
             ValueError: an id is free, retired, pinned, foreign, or named twice; nothing changed.
         """
-        for end, table, ids, indices in self._droppable(states, blocks, "free"):
-            self._release(end, table, ids, indices)
+        for half, ids, indices in self._droppable(states, blocks, "free"):
+            half.table.unbind(ids)
+            half.end.give(indices)
 
     def retire(self, states: npt.ArrayLike, blocks: npt.ArrayLike, step: Step) -> None:
         """Let go of live units that forward `step` may still touch; `drain(step)` frees them.
@@ -172,24 +191,20 @@ class Pool:
         """
         if self._retired and step < self._retired[-1][0]:
             raise ValueError(f"retire: step {step} after step {self._retired[-1][0]}")
-        parts = self._droppable(states, blocks, "retire")
-        for end, _, _, indices in parts:
-            end.fix(indices)
-        (_, _, state_ids, _), (_, _, block_ids, _) = parts
-        self._retired_states += len(state_ids)
-        self._retired_blocks += len(block_ids)
-        if len(state_ids) or len(block_ids):
-            self._retired.append((step, state_ids.copy(), block_ids.copy()))
+        for half, ids, indices in self._droppable(states, blocks, "retire"):
+            half.end.fix(indices)
+            half.retired += len(ids)
+            self._retired.append((step, half, ids.copy()))
 
     def drain(self, step: Step) -> None:
         """Free everything retired at `step` or before: those forwards are done."""
         while self._retired and self._retired[0][0] <= step:
-            _, state_ids, block_ids = self._retired.popleft()
-            self._retired_states -= len(state_ids)
-            self._retired_blocks -= len(block_ids)
-            for end, table, ids, indices in self._resolve(state_ids, block_ids, "drain"):
-                end.loosen(indices)
-                self._release(end, table, ids, indices)
+            _, half, ids = self._retired.popleft()
+            indices = half.table.indices[ids]
+            half.retired -= len(ids)
+            half.end.loosen(indices)
+            half.table.unbind(ids)
+            half.end.give(indices)
 
     def pin(self, states: npt.ArrayLike, blocks: npt.ArrayLike) -> None:
         """Forbid moves of live units, for a transfer or a kernel that holds their indices.
@@ -200,8 +215,8 @@ class Pool:
         Raises:
             ValueError: an id is not live or named twice; nothing changed.
         """
-        for end, _, _, indices in self._live(states, blocks, "pin"):
-            end.fix(indices)
+        for half, _, indices in self._live(states, blocks, "pin"):
+            half.end.fix(indices)
 
     def unpin(self, states: npt.ArrayLike, blocks: npt.ArrayLike) -> None:
         """Take back one `pin` of each unit.
@@ -209,13 +224,13 @@ class Pool:
         Raises:
             ValueError: an id is not pinned or named twice; nothing changed.
         """
-        parts = self._live(states, blocks, "unpin")
-        for end, _, ids, indices in parts:
-            loose = ids[~end.is_fixed(indices)]
+        named = self._live(states, blocks, "unpin")
+        for half, ids, indices in named:
+            loose = ids[~half.end.is_fixed(indices)]
             if len(loose):
                 raise ValueError(f"unpin: id {loose[0]} is not pinned")
-        for end, _, _, indices in parts:
-            end.loosen(indices)
+        for half, _, indices in named:
+            half.end.loosen(indices)
 
     def compact(
         self,
@@ -234,20 +249,21 @@ class Pool:
         """
         self.pin(pinned_states, pinned_blocks)
         moves: list[Move] = []
-        for side in sorted(Side, key=lambda one: -self.end_of(one).holes * self._unit_bytes(one)):
-            plan = plan_budget(self.end_of(side), max(budget_bytes, 0) // self._unit_bytes(side))
-            moves += self._apply(side, plan)
-            budget_bytes -= len(plan) * self._unit_bytes(side)
+        halves = [self._low, self._high]
+        for half in sorted(halves, key=lambda one: -one.end.holes * one.unit_bytes):
+            plan = plan_budget(half.end, max(budget_bytes, 0) // half.unit_bytes)
+            moves += self._apply(half, plan)
+            budget_bytes -= len(plan) * half.unit_bytes
         self.unpin(pinned_states, pinned_blocks)
         return tuple(moves)
 
     def clear(self) -> None:
         """Forget every id, as a flush does; counters, peaks and owner marks stay."""
-        for end, table in ((self._states, self.states), (self._blocks, self.blocks)):
-            end.clear()
-            table.clear()
+        for half in (self._low, self._high):
+            half.end.clear()
+            half.table.clear()
+            half.retired = 0
         self._retired.clear()
-        self._retired_states = self._retired_blocks = 0
 
     # What it holds
 
@@ -262,9 +278,13 @@ class Pool:
             sink_bytes=geometry.sink_bytes,
             slack_bytes=above + below,
             gap_bytes=high - low,
-            states=self._report_side(Side.STATE, self._retired_states, self.fundable_states()),
-            blocks=self._report_side(Side.BLOCK, self._retired_blocks, self.fundable_blocks()),
-            counters=replace(self._counters),
+            states=_report_half(self._low, self.fundable_states()),
+            blocks=_report_half(self._high, self.fundable_blocks()),
+            counters=replace(
+                self._counters,
+                states_freed=self._counters.states_granted - states.live,
+                blocks_freed=self._counters.blocks_granted - blocks.live,
+            ),
         )
 
     def violations(self) -> list[str]:
@@ -281,71 +301,60 @@ class Pool:
 
     # Inside
 
-    def _unit_bytes(self, side: Side) -> int:
-        return self.geometry.state_bytes if side is Side.STATE else self.geometry.block_bytes
+    def _named(self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str) -> list[_Named]:
+        """The sides that `ids` are named of; a ValueError if any is not bound."""
+        named = []
+        for half, given in ((self._low, states), (self._high, blocks)):
+            ids = as_ids(given)
+            if len(ids):
+                named.append((half, ids, half.table.resolve(ids, verb)))
+        return named
 
-    def _resolve(self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str) -> _Parts:
-        """Both sides with the ids named and their indices; a ValueError if any is not bound."""
-        return (
-            (self._states, self.states, *self.states.resolve(states, verb)),
-            (self._blocks, self.blocks, *self.blocks.resolve(blocks, verb)),
-        )
-
-    def _live(self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str) -> _Parts:
-        """As `_resolve`, and a retired id is a ValueError too."""
-        parts = self._resolve(states, blocks, verb)
-        for (_, _, ids, _), which in zip(parts, (1, 2), strict=True):
-            for entry in self._retired if len(ids) else ():
-                gone = ids[np.isin(ids, entry[which])]
+    def _live(self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str) -> list[_Named]:
+        """As `_named`, and a retired id is a ValueError too."""
+        named = self._named(states, blocks, verb)
+        for half, ids, _ in named:
+            for _, other, retired in self._retired if half.retired else ():
+                gone = ids[np.isin(ids, retired)] if other is half else EMPTY
                 if len(gone):
                     raise ValueError(f"{verb}: id {gone[0]} is retired, not live")
-        return parts
+        return named
 
-    def _droppable(self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str) -> _Parts:
-        """As `_live`, and a pinned id is a ValueError too; both are fixed, free ones are not."""
-        parts = self._resolve(states, blocks, verb)
-        for end, _, ids, indices in parts:
-            if end.fixed and len(ids):
-                fixed = ids[end.is_fixed(indices)]
+    def _droppable(self, states: npt.ArrayLike, blocks: npt.ArrayLike, verb: str) -> list[_Named]:
+        """As `_live`, and a pinned id is a ValueError too."""
+        named = self._named(states, blocks, verb)
+        for half, ids, indices in named:
+            if half.end.fixed:
+                fixed = ids[half.end.is_fixed(indices)]
                 if len(fixed):
-                    self._live(states, blocks, verb)
+                    self._live(states, blocks, verb)  # retired or pinned: both are fixed
                     raise ValueError(f"{verb}: id {fixed[0]} is pinned, unpin it first")
-        return parts
-
-    def _release(self, end: End, table: Table, ids: IdArray, indices: IdArray) -> None:
-        if not len(ids):
-            return
-        table.unbind(ids, indices)
-        end.give(indices)
-        if end is self._states:
-            self._counters.states_freed += len(ids)
-        else:
-            self._counters.blocks_freed += len(ids)
+        return named
 
     def _make_room(self, states: int, blocks: int) -> tuple[Move, ...]:
-        """Compact the side that keeps holes, down to where the other side must reach."""
+        """Make so many live units fit: compact the side that keeps holes, as far as it must."""
         geometry = self.geometry
-        low = max(self._states.frontier, self._states.live + states)
-        high = max(self._blocks.frontier, self._blocks.live + blocks)
+        low = max(self._states.frontier, states)
+        high = max(self._blocks.frontier, blocks)
         if geometry.state_end(low) <= geometry.block_start(high):
             return ()
         # A side that grows has filled its holes; both cannot grow, or the demand would not fit.
-        if low > self._states.live + states:
+        if low > states:
             reach = geometry.states_below(geometry.block_start(high))
-            return self._apply(Side.STATE, plan_frontier(self._states, reach))
+            return self._apply(self._low, plan_frontier(self._states, reach))
         reach = geometry.blocks_above(geometry.state_end(low))
-        return self._apply(Side.BLOCK, plan_frontier(self._blocks, reach))
+        return self._apply(self._high, plan_frontier(self._blocks, reach))
 
-    def _apply(self, side: Side, plan: Plan) -> tuple[Move, ...]:
+    def _apply(self, half: _Half, plan: Plan) -> tuple[Move, ...]:
         if not len(plan):
             return ()
-        end, before = self.end_of(side), self.end_of(side).frontier
+        end, before = half.end, half.end.frontier
         end.move(plan.sources, plan.targets)
         assert end.frontier < before, f"P7: a plan left the frontier at {before}"
-        move = Move(side, end.index_of(plan.sources), end.index_of(plan.targets))
-        self.table_of(side).rebind(move.sources, move.targets)
+        move = Move(half.side, end.index_of(plan.sources), end.index_of(plan.targets))
+        half.table.rebind(move.sources, move.targets)
         self._counters.moves += len(plan)
-        self._counters.moved_bytes += len(plan) * self._unit_bytes(side)
+        self._counters.moved_bytes += len(plan) * half.unit_bytes
         return (move,)
 
     def _cross_marks(self, states: IdArray, blocks: IdArray) -> tuple[IdArray, IdArray]:
@@ -357,6 +366,8 @@ class Pool:
         geometry, (mark_low, mark_high) = self.geometry, self._marks
         low = geometry.state_end(self._states.frontier)
         high = geometry.block_start(self._blocks.frontier)
+        if low <= mark_low and mark_high <= high:
+            return EMPTY, EMPTY
         self._marks = (min(max(mark_low, low), high), max(min(mark_high, high), low))
         stale_states = stale_blocks = EMPTY
         if low > mark_high:
@@ -369,19 +380,19 @@ class Pool:
         self._counters.stale_bytes += len(stale_blocks) * geometry.block_bytes
         return stale_states, stale_blocks
 
-    def _report_side(self, side: Side, retired: int, fundable: int) -> SideReport:
-        end, unit = self.end_of(side), self._unit_bytes(side)
-        live = end.live - retired
-        return SideReport(
-            live=live,
-            retired=retired,
-            holes=end.holes,
-            pinned=end.fixed - retired,
-            frontier=end.frontier,
-            peak=end.peak,
-            fundable=fundable,
-            live_bytes=live * unit,
-            retired_bytes=retired * unit,
-            hole_bytes=end.holes * unit,
-            peak_bytes=end.peak * unit,
-        )
+
+def _report_half(half: _Half, fundable: int) -> SideReport:
+    end, unit, live = half.end, half.unit_bytes, half.end.live - half.retired
+    return SideReport(
+        live=live,
+        retired=half.retired,
+        holes=end.holes,
+        pinned=end.fixed - half.retired,
+        frontier=end.frontier,
+        peak=end.peak,
+        fundable=fundable,
+        live_bytes=live * unit,
+        retired_bytes=half.retired * unit,
+        hole_bytes=end.holes * unit,
+        peak_bytes=end.peak * unit,
+    )

@@ -30,7 +30,7 @@ class SideReport:
 
 @dataclass(slots=True)
 class Counters:
-    """Monotone counts since construction; a report holds a copy."""
+    """Monotone counts since construction; what a `clear` forgot counts as freed."""
 
     grants: int = 0
     refusals: int = 0
@@ -71,10 +71,13 @@ def violations(pool: "Pool") -> list[str]:
     found = []
     for side in Side:
         end, table = pool.end_of(side), pool.table_of(side)
-        every = np.arange(end.capacity, dtype=np.int64)
+        live = end.index_of(end.live_from(0))
         texts = end.violations() + table.violations()
-        if not np.array_equal(table.id_at(end.index_of(every)) > 0, end.is_live(every)):
-            texts.append("P4: live positions are not the bound indices")
+        bound = np.sort(table.indices[table.indices > 0])
+        if not np.array_equal(bound, np.sort(live)):
+            texts.append("P4: live units are not the bound indices")
+        elif not np.array_equal(table.index_of(table.id_at(live)), live):
+            texts.append("P4: a live unit's id points elsewhere")
         found += [f"{side.value}s: {text}" for text in texts]
     low = geometry.state_end(pool.end_of(Side.STATE).frontier)
     high = geometry.block_start(pool.end_of(Side.BLOCK).frontier)

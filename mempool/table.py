@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from mempool.ids import EMPTY, SOME, IdArray, as_ids
+from mempool.ids import SOME, IdArray
 
 
 class Table:
@@ -58,7 +58,7 @@ class Table:
         return index
 
     def id_at(self, indices: IdArray) -> IdArray:
-        """Ids bound to physical indices, 0 where none is."""
+        """Ids last bound to physical indices; theirs now where a unit is live."""
         return self._ids[indices]
 
     def bind(self, indices: IdArray) -> IdArray:
@@ -76,10 +76,9 @@ class Table:
         self._ids[indices] = ids
         return ids
 
-    def unbind(self, ids: IdArray, indices: IdArray) -> None:
+    def unbind(self, ids: IdArray) -> None:
         """Return resolved ids to the back of the queue."""
         count = len(ids)
-        self._ids[indices] = 0
         self.indices[ids] = 0
         start = (self._head + self.free_count) % self.max_id
         first = min(count, self.max_id - start)
@@ -91,32 +90,28 @@ class Table:
     def rebind(self, sources: IdArray, targets: IdArray) -> None:
         """Let the ids bound to `sources` follow their bytes to the unbound `targets`."""
         ids = self._ids[sources]
-        self._ids[sources] = 0
         self._ids[targets] = ids
         self.indices[ids] = targets
 
-    def resolve(self, ids: npt.ArrayLike, verb: str) -> tuple[IdArray, IdArray]:
-        """`ids` as int64 and their indices, if each is bound and named once.
+    def resolve(self, ids: IdArray, verb: str) -> IdArray:
+        """Indices of `ids`, at least one, if each is bound and named once.
 
         Raises:
             ValueError: naming `verb` and the first offending id; nothing changed.
         """
-        array = as_ids(ids)
-        count = len(array)
-        if count == 0:
-            return EMPTY, EMPTY
+        count = len(ids)
         if count <= SOME:
-            given = array.tolist()
-            if min(given) > 0 and max(given) <= self.max_id and len(set(given)) == count:
-                found = self.indices[array]
+            given = ids.tolist()
+            if min(given) > 0 and max(given) <= self.max_id and len({*given}) == count:
+                found = self.indices[ids]
                 if 0 not in found.tolist():
-                    return array, found
-        elif array.min() > 0 and array.max() <= self.max_id:
-            self._scratch[array] = order = np.arange(count, dtype=np.int64)
-            found = self.indices[array]
-            if bool((self._scratch[array] == order).all()) and bool(found.all()):
-                return array, found
-        raise ValueError(self._complaint(array, verb))
+                    return found
+        elif ids.min() > 0 and ids.max() <= self.max_id:
+            self._scratch[ids] = order = np.arange(count, dtype=np.int64)
+            found = self.indices[ids]
+            if bool((self._scratch[ids] == order).all()) and bool(found.all()):
+                return found
+        raise ValueError(self._complaint(ids, verb))
 
     def _complaint(self, ids: IdArray, verb: str) -> str:
         seen: dict[int, bool] = {}
@@ -133,10 +128,8 @@ class Table:
     def violations(self) -> list[str]:
         """Recount P4: ids and indices point at each other, each id is in exactly one place."""
         bound = np.flatnonzero(self.indices)
-        held = np.flatnonzero(self._ids)
         queue = self._queue[(self._head + np.arange(self.free_count)) % self.max_id]
         checks = (
-            (len(bound) == len(held), f"P4: {len(bound)} ids bound, {len(held)} indices held"),
             (bool((self._ids[self.indices[bound]] == bound).all()), "P4: id and index disagree"),
             (
                 np.array_equal(np.sort(queue), np.flatnonzero(self.indices[1:] == 0) + 1),

@@ -4,6 +4,8 @@ The oracle knows sizes and where byte 0 is, nothing of ends, tables, holes or fr
 per byte, the tenant now (kind, id) and the kind that owned it last.
 """
 
+from enum import Enum
+
 import numpy as np
 
 STATE, BLOCK = "state", "block"
@@ -98,7 +100,7 @@ def snapshot(thing: object) -> object:
         return thing.tobytes()
     if isinstance(thing, bytearray):
         return bytes(thing)
-    if isinstance(thing, (int, str, bytes, type(None))):
+    if isinstance(thing, (int, str, bytes, Enum, type(None))):
         return thing
     if isinstance(thing, (tuple, list)) or type(thing).__name__ == "deque":
         return [snapshot(one) for one in thing]

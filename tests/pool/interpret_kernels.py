@@ -17,9 +17,9 @@ def compare(width: int, unit_bytes: int) -> None:
     generator = torch.Generator().manual_seed(unit_bytes)
     rows = torch.randint(0, 256, (12, unit_bytes), dtype=torch.uint8, generator=generator)
     expected = rows.clone()
-    for mover, target in ((HostMover(), expected), (TritonMover(), rows)):
-        mover.copy(target, np.array([11, 3, 7]), np.array([0, 5, 2]))
-        mover.zero(target, np.array([1, 11]))
+    for mover, target in ((HostMover, expected), (TritonMover, rows)):
+        mover(target).copy(np.array([11, 3, 7]), np.array([0, 5, 2]))
+        mover(target).zero(np.array([1, 11]))
     assert torch.equal(rows, expected), f"units of {unit_bytes} bytes differ"
     print(f"words {width} ok")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mempool import Geometry, Pool, Side, Step
+from mempool import Geometry, Move, Pool, Side, Step
 from mempool.storage import Storage
 
 
@@ -233,7 +233,7 @@ def test_offsets_pass_two_to_the_31():
     storage.zero_states(np.array([60]))
     assert not raw[3_049_000_000:].any()
     storage.rows(Side.BLOCK)[51].fill_(3)
-    storage.mover.copy(storage.rows(Side.BLOCK), np.array([51]), np.array([3000]))
+    storage.move([Move(Side.BLOCK, np.array([51]), np.array([3000]))])
     assert bool((raw[3_000_000_000:3_001_000_000] == 3).all())
     assert not raw[3_001_000_000:].any()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mempool import Geometry, Pool, Side, Step, kernels
-from mempool.storage import HostMover, Storage
+from mempool.storage import Storage
 
 POISON = 0xFF  # NaN in fp32, bf16, fp16 and fp8 e4m3
 NONE = np.empty(0, dtype=np.int64)
@@ -166,7 +166,7 @@ def fake_device(monkeypatch):
         monkeypatch.setattr(kernels, f"_{name}_kernel", FakeKernel(name, log))
     monkeypatch.setattr(kernels, "_upload", lambda ids, device: torch.from_numpy(ids).to(device))
     raw = torch.empty(GEOMETRY.total_bytes, dtype=torch.uint8, device="meta")
-    return Storage(raw, GEOMETRY, kernels.TritonMover()), log
+    return Storage(raw, GEOMETRY, kernels.TritonMover), log
 
 
 def test_the_fake_device_cannot_be_waited_for(fake_device):
@@ -219,7 +219,3 @@ def test_triton_mover_under_the_interpreter():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["words", "8", "ok", "words", "1", "ok"]
-
-
-def test_the_default_mover_on_the_cpu_is_the_host():
-    assert isinstance(arena().mover, HostMover)
