@@ -28,7 +28,7 @@ def _copy(
     tl.store(words + target + at, tl.load(words + source + at, mask=inside), mask=inside)
 
 
-def _zero(words: Any, indices: Any, unit_words: Any, chunks: Any, chunk: tl.constexpr) -> None:
+def _zero(words, indices, unit_words, chunks, chunk: tl.constexpr) -> None:
     program = tl.program_id(0).to(tl.int64)
     at = (program % chunks) * chunk + tl.arange(0, chunk)
     target = tl.load(indices + program // chunks) * unit_words
