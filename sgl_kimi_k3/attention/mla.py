@@ -112,6 +112,7 @@ def attend(q: Tensor, rows: Tensor, rank: int, scale: float, depth: int) -> Tens
     stop = depth + q.shape[0]
     rows = rows[:stop]
     scores = (q @ rows.t()) * scale
-    future = torch.ones(q.shape[0], stop, dtype=torch.bool, device=q.device).triu(depth + 1)
-    scores.masked_fill_(future[:, None], float("-inf"))
+    if q.shape[0] > 1:
+        future = torch.ones(q.shape[0], q.shape[0], dtype=torch.bool, device=q.device).triu(1)
+        scores[..., depth:].masked_fill_(future[:, None], float("-inf"))
     return torch.softmax(scores, -1) @ rows[:, :rank]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 ROWS = 16
 """Rows per tile: a decode batch pays for padding, a prefill for many small products."""
@@ -18,13 +17,11 @@ ROWS = 16
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """`x @ weight.T` for x [..., in] and weight [out, in]; the result has x's dtype."""
     flat = x.reshape(-1, x.shape[-1])
-    padded = _pad(flat)
-    if padded.dtype == torch.float32 and padded.shape[0] > ROWS:
-        # One batched call; for 16-bit types torch's batched product is far slower than a loop.
-        tiles = padded.view(-1, ROWS, padded.shape[1])
-        out = torch.bmm(tiles, weight.t().expand(tiles.shape[0], -1, -1)).flatten(0, 1)
-    else:
-        out = torch.cat([functional.linear(tile, weight) for tile in padded.split(ROWS)])
+    padded, columns = _pad(flat), weight.t()
+    out = padded.new_empty(padded.shape[0], weight.shape[0])
+    # Not one batched product: its kernels, too, depend on the number of tiles.
+    for tile, result in zip(padded.split(ROWS), out.split(ROWS), strict=True):
+        torch.mm(tile, columns, out=result)
     return out[: flat.shape[0]].view(*x.shape[:-1], weight.shape[0])
 
 
@@ -38,4 +35,4 @@ def heads_linear(x: Tensor, weight: Tensor) -> Tensor:
 def _pad(x: Tensor) -> Tensor:
     missing = -x.shape[0] % ROWS
     # A tile must start on the same alignment wherever its rows come from.
-    return functional.pad(x, (0, 0, 0, missing)) if missing else x.contiguous()
+    return torch.constant_pad_nd(x, (0, 0, 0, missing)) if missing else x.contiguous()
