@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mempool import Geometry, Pool
+from mempool import Geometry, Pool, Side
 from mempool.storage import Storage
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ class Arena:
         self.states = DeviceTable(self.pool.states, raw.device)
         self.blocks = DeviceTable(self.pool.blocks, raw.device)
         self.device = raw.device
+        self._tables = {
+            Side.STATE: (self.pool.states, self.states),
+            Side.BLOCK: (self.pool.blocks, self.blocks),
+        }
 
     def fits(self, states: int, blocks: int) -> bool:
         """True iff `alloc(states, blocks)` would succeed now."""
@@ -124,5 +128,6 @@ class Arena:
     def _apply(self, moves: tuple[Move, ...]) -> None:
         if moves:
             self.storage.move(moves)
-            self.states.refresh_all()
-            self.blocks.refresh_all()
+            for move in moves:
+                table, device = self._tables[move.side]
+                device.refresh(table.id_at(move.targets))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.arg_groups.overrides import resolving_view
+
 from sgl_kimi_k3.boundaries import BoundaryRule
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
@@ -12,6 +14,8 @@ from sgl_kimi_k3.trace import TraceWriter
 
 if TYPE_CHECKING:
     from sgl_kimi_k3.config import Options
+
+FLA_CHUNK_SIZE = 64  # sglang/kernels/ops/attention/fla: the chunk of chunk_kda
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +52,20 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
     rule = _boundary_rule(context.server_args) if options.boundaries == "auto" else None
     trace = TraceWriter(options.trace, options.grid) if _records(context, options) else None
     logger.info("kimi_k3 cache: %s; message boundaries %s", options, "on" if rule else "off")
-    return KimiK3Cache(params, options, rule=rule, trace=trace)
+    kernel_chunk = _kernel_chunk(allocator, context.server_args)
+    return KimiK3Cache(params, options, rule=rule, kernel_chunk=kernel_chunk, trace=trace)
+
+
+def _kernel_chunk(allocator: ArenaAllocator, server_args: Any) -> int:
+    """Chunk of the KDA prefill kernel if it writes a state inside a forward in fp32, else 0.
+
+    `kda_backend.py` asks the kernel for `supports_track_state_snapshot`; of 0.5.23's kernels the
+    Triton one always does.
+    """
+    view = resolving_view(server_args)
+    kernel = view.linear_attn_prefill_backend or view.linear_attn_backend
+    on_gpu = allocator.device.type == "cuda"
+    return FLA_CHUNK_SIZE if on_gpu and kernel == "triton" else 0
 
 
 def _records(context: Any, options: Options) -> bool:

@@ -28,13 +28,13 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 )
 
 from radix import CacheConfig, Costs, Kind, PrefixCache
-from radix.tokens import common_len
-from sgl_kimi_k3.arena import NO_IDS
+from sgl_kimi_k3.capture import Capture, Captures
+from sgl_kimi_k3.keys import namespace_of, tokens_of
 from sgl_kimi_k3.metrics import Metrics
 from sgl_kimi_k3.pool_adapter import to_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import (
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
-    from radix import Commit, IdArray, Match, Pin, TokenArray
+    from radix import Commit, IdArray, Match, Pin
     from sgl_kimi_k3.boundaries import BoundaryRule
     from sgl_kimi_k3.config import Options
     from sgl_kimi_k3.pool_adapter import ArenaAllocator
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 RESERVED_STATES = 2
 RESERVED_SHARE = 8
 
-Namespace = tuple[str | None, str | None]
-
 
 @dataclass(slots=True)
 class Lock:
@@ -63,15 +61,6 @@ class Lock:
 
     node: Match | None
     pin: Pin
-
-
-@dataclass(frozen=True, slots=True)
-class Capture:
-    """A state slot that the launched chunk fills; the request's until a commit publishes it."""
-
-    depth: int
-    slot: int
-    kind: Kind
 
 
 class KimiK3Cache(BasePrefixCache):
@@ -83,6 +72,7 @@ class KimiK3Cache(BasePrefixCache):
         options: Options,
         *,
         rule: BoundaryRule | None,
+        kernel_chunk: int = 0,
         trace: TraceWriter | None = None,
     ) -> None:
         self.disable = params.disable
@@ -94,7 +84,6 @@ class KimiK3Cache(BasePrefixCache):
         self.arena = self.token_to_kv_pool_allocator.arena
         geometry = self.arena.geometry
         self.options = options
-        self.rule = rule
         self.trace = trace
         self.cache = PrefixCache(
             self.arena,
@@ -113,7 +102,14 @@ class KimiK3Cache(BasePrefixCache):
             ),
         )
         self.token_to_kv_pool_allocator.tree = self
-        self.refused_no_memory = 0  # checkpoints for which no state could be had
+        self.captures = Captures(
+            self.cache,
+            self.arena,
+            rule=rule,
+            kernel_chunk=kernel_chunk,
+            grid=options.grid,
+            flush_held_frees=self.token_to_kv_pool_allocator.flush_held_frees,
+        )
         self.retracted = 0  # requests
         self.metrics: Metrics | None = None
         if params.enable_metrics:
@@ -146,7 +142,7 @@ class KimiK3Cache(BasePrefixCache):
         key = params.key
         if self.disable or len(key) == 0:
             return _result(0, None)
-        match = self.cache.match(_tokens(key.token_ids), _namespace(key), limit=len(key))
+        match = self.cache.match(tokens_of(key.token_ids), namespace_of(key), limit=len(key))
         if match.resume_len == 0:
             return _result(0, match)
         if params.cow_mamba and not self._take_live_slot(params.req, match):
@@ -194,46 +190,6 @@ class KimiK3Cache(BasePrefixCache):
 
     # -- one request's life --
 
-    def plan(self, req: Req) -> None:
-        """Plan the stops of a matched, not yet admitted request.  Nothing is taken or counted."""
-        if self.disable:
-            return
-        tokens = _tokens(req.full_untruncated_fill_ids)
-        if req.last_node is None:
-            req.last_node = self.cache.match(tokens, _namespace(req), limit=0)
-        boundaries = () if self.rule is None else self.rule.boundaries(tokens)
-        stops = self.cache.stops(
-            req.last_node, start=req.prefix_len, prompt_len=len(tokens), boundaries=boundaries
-        )
-        req.kimi_k3_stops = {stop.depth: stop.kind for stop in stops}
-
-    def next_stop(self, req: Req, *, only_firm: bool) -> int | None:
-        """First depth past `req.prefix_len` at which a chunk of `req` should end.
-
-        `only_firm` leaves out the opportunistic ones.
-        """
-        stops: dict[int, Kind] = getattr(req, "kimi_k3_stops", {})
-        wanted = (
-            depth
-            for depth, kind in stops.items()
-            if depth > req.prefix_len and not (only_firm and kind is Kind.OPPORTUNISTIC)
-        )
-        return min(wanted, default=None)
-
-    def worth_waiting(self, leader: Req, req: Req) -> bool:
-        """Whether `leader`, whose prefill is unfinished, will leave a state that `req` can resume.
-
-        True if one of its coming stops lies on the prefix both share and saves `req` a grid step.
-        """
-        stops = [depth for depth in leader.kimi_k3_stops if depth > leader.prefix_len]
-        if self.disable or not stops or _namespace(leader) != _namespace(req):
-            return False
-        ours, theirs = req.full_untruncated_fill_ids, leader.full_untruncated_fill_ids
-        limit = min(len(ours) - 1, len(theirs), max(stops))
-        shared = common_len(_tokens(ours[:limit]), _tokens(theirs[:limit]))
-        gain = max((depth for depth in stops if depth <= shared), default=0) - req.prefix_len
-        return gain >= self.options.grid
-
     def admitted(self, req: Req) -> None:
         """The request was admitted: mark what it consumes and, the first time, count it."""
         if self.disable:
@@ -242,7 +198,7 @@ class KimiK3Cache(BasePrefixCache):
         if not req.retracted_stain:
             self.cache.record(req.lock.node)
             if self.trace is not None:
-                self.trace.request(req.rid, _tokens(req.full_untruncated_fill_ids))
+                self.trace.request(req.rid, tokens_of(req.full_untruncated_fill_ids))
         self._publish()
 
     def checkpoint(self, req: Req, *, up_to: int, **_: Any) -> None:
@@ -254,31 +210,11 @@ class KimiK3Cache(BasePrefixCache):
         if req.finished():
             self._finish(req, up_to, Kind.TURN_END)
             return
-        capture = _take(req, "kimi_k3_capture")
-        if capture is None:
-            return
-        assert capture.depth == up_to, (req.rid, capture, up_to)
-        commit = self._commit(req, up_to, [(up_to, capture.slot, capture.kind)], finished=False)
-        self._free_states(commit.refused)
-        req.lock = Lock(None, commit.pin)
-        self._publish()
-
-    def capture(self, req: Req) -> tuple[int, int] | None:
-        """If the chunk to be launched ends on a stop: (live state, slot to copy it to afterwards).
-
-        Best effort: without memory the chunk runs all the same and nothing is kept.  An
-        opportunistic state never evicts anything.
-        """
-        kind: Kind | None = getattr(req, "kimi_k3_stops", {}).get(req.extend_end)
-        if self.disable or kind is None:
-            return None
-        optional = kind is Kind.OPPORTUNISTIC
-        grant = self.arena.alloc(1, 0) if optional else self._acquire(1, 0)
-        if grant is None:
-            self.refused_no_memory += 1
-            return None
-        req.kimi_k3_capture = Capture(req.extend_end, int(grant.states[0]), kind)
-        return int(req.kv.mamba_pool_idx), req.kimi_k3_capture.slot
+        captures = self.captures.collect(req)
+        if captures:
+            commit = self._commit(req, up_to, captures, finished=False)
+            req.lock = Lock(None, commit.pin)
+            self._publish()
 
     def retract(self, req: Req) -> None:
         """Before SGLang takes a running request's memory: leave its latest state in the tree.
@@ -295,33 +231,38 @@ class KimiK3Cache(BasePrefixCache):
         self._finish(req, req.kv.kv_committed_len, Kind.RETRACT)
 
     def _finish(self, req: Req, up_to: int, kind: Kind) -> None:
-        """Donate the live state at `up_to`, or free it when it cannot be named by a depth."""
-        self._drop_capture(req)
-        offers = []
+        """Publish what is held and the live state, if its depth can be named; free the rest."""
+        held = self.captures.collect(req)
+        offers = [one for one in held if one.depth < up_to]
+        # The live state stands for a prompt end that is also the turn's end.
+        self.captures.free(one.slot for one in held if one.depth >= up_to)
+        live = None
         if up_to == req.kv.kv_committed_len and up_to % self.page_size == 0 and up_to > 0:
-            offers = [(up_to, int(req.kv.mamba_pool_idx), kind)]
-        commit = self._commit(req, up_to, offers, finished=True)
-        if offers and not commit.refused:
+            live = Capture(up_to, int(req.kv.mamba_pool_idx), kind)
+            offers.append(live)
+        refused = self._commit(req, up_to, offers, finished=True).refused
+        if live is not None and live.slot not in refused:
             req.kv.mamba_pool_idx = None
-        else:
-            self.req_to_token_pool.free_mamba_cache(req)
         req.lock = None
+        if req.kv.holds_mamba:
+            self.req_to_token_pool.free_mamba_cache(req)
         self._publish()
 
-    def _commit(
-        self, req: Req, up_to: int, offers: list[tuple[int, int, Kind]], *, finished: bool
-    ) -> Commit:
-        """Hand [cache_protected_len, up_to) to the tree; adopt its blocks where it had some."""
+    def _commit(self, req: Req, up_to: int, offers: list[Capture], *, finished: bool) -> Commit:
+        """Hand [cache_protected_len, up_to) to the tree; adopt its blocks where it had some.
+
+        Slots the tree refuses are freed, except the request's live one.
+        """
         start = req.kv.cache_protected_len
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
         end = up_to // self.page_size * self.page_size
         mine = to_ids(row[start : end : self.page_size]) // self.page_size
         commit = self.cache.commit(
             req.lock.pin,
-            _tokens(req.full_untruncated_fill_ids)[:up_to],
-            _namespace(req),
+            tokens_of(req.full_untruncated_fill_ids)[:up_to],
+            namespace_of(req),
             mine,
-            offers,
+            [(one.depth, one.slot, one.kind) for one in offers],
             finished=finished,
         )
         for first, last in commit.duplicates:
@@ -334,25 +275,18 @@ class KimiK3Cache(BasePrefixCache):
                 self._token_ids(theirs).to(row.dtype),
             )
         req.kv.cache_protected_len = commit.kept_len
+        live = int(req.kv.mamba_pool_idx)
+        self.captures.free(slot for slot in commit.refused if slot != live)
         return commit
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         """The row is gone; so is a state that was not given to the tree."""
         if self.trace is not None and req.finished():
             self.trace.finished(req.rid, len(req.output_ids))
-        self._drop_capture(req)
+        self.captures.drop(req)
         if req.kv.holds_mamba:
             assert not checkpointed, f"{req.rid} was checkpointed but kept its state"
             self.req_to_token_pool.free_mamba_cache(req)
-
-    def _drop_capture(self, req: Req) -> None:
-        capture = _take(req, "kimi_k3_capture")
-        if capture is not None:
-            self._free_states((capture.slot,))
-
-    def _free_states(self, slots: Sequence[int]) -> None:
-        if slots:
-            self.arena.free(np.array(slots, dtype=np.int64), NO_IDS)
 
     # -- memory --
 
@@ -440,8 +374,10 @@ class KimiK3Cache(BasePrefixCache):
     # -- checks and reports --
 
     def violations(self) -> list[str]:
-        """Recount the tree from scratch."""
-        return self.cache.violations() if self.options.check else []
+        """What a recount of pool and tree finds wrong, under `KIMI_K3_CHECK=1`."""
+        if not self.options.check:
+            return []
+        return self.arena.pool.violations() + self.cache.violations()
 
     def sanity_check(self) -> None:
         """Raise on any violation (SGLang's debug switch)."""
@@ -477,18 +413,3 @@ def _result(length: int, node: Match | None) -> MatchResult:
         last_host_node=node,
         best_match_node=node,
     )
-
-
-def _take(req: Req, name: str) -> Any:
-    """Read and clear an attribute of ours on SGLang's request."""
-    return req.__dict__.pop(name, None)
-
-
-def _tokens(ids: Any) -> TokenArray:
-    """A request's token ids (`array('q')`) as an int64 copy: a view would freeze SGLang's array."""
-    return np.array(ids, dtype=np.int64)
-
-
-def _namespace(owner: Any) -> Namespace:
-    """What separates tenants: `extra_key` (SGLang puts the LoRA id in it) and the cache salt."""
-    return (owner.extra_key, owner.cache_salt or None)

@@ -29,18 +29,19 @@ class Options:
         boundaries: `auto` keeps a state at the end of the leading system messages when the
             tokenizer has K3's control tokens; `off` ignores messages.
         decode_interval: while decoding, keep the latest state every so many tokens; 0 = off.
-        check: recount pool and tree whenever the scheduler is idle and stop on a difference.
+        check: recount pool and tree from scratch whenever the scheduler is idle, and stop on a
+            difference.  For tests: it takes seconds on a GPU's arena.
         trace: file that receives one line per request in the simulator's format; empty = off.
         model: `auto` uses the portable model where CUDA is absent, `portable` always.
     """
 
     interval: int = 32768
     grid: int = 64
-    opportunistic: int = 2048
+    opportunistic: int = 4096
     ghost_tokens: int = 4_194_304
     boundaries: str = "auto"
     decode_interval: int = 0
-    check: bool = True
+    check: bool = False
     trace: str = ""
     model: str = "auto"
 

@@ -102,7 +102,7 @@ def totals(cache: KimiK3Cache) -> Iterator[tuple[Series, float]]:
         yield ("checkpoints_taken", (kind.value,)), tree.taken[kind]
         yield ("checkpoints_evicted", (kind.value, "memory")), tree.evicted[kind]
     yield ("checkpoints_refused", ("present",)), tree.refused_present
-    yield ("checkpoints_refused", ("no_memory",)), cache.refused_no_memory
+    yield ("checkpoints_refused", ("no_memory",)), cache.captures.refused_no_memory
     yield ("evicted_kv_tokens", ("memory",)), tree.evicted_tokens
     yield ("retracted_requests", ()), cache.retracted
     yield ("moved_bytes", ()), pool.counters.moved_bytes

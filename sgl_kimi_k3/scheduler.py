@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.runtime_context import get_memory, get_schedule
 
+from sgl_kimi_k3.capture import track
 from sgl_kimi_k3.config import BACKEND
 
 if TYPE_CHECKING:
@@ -48,19 +49,21 @@ class StopAwareAdder(PrefillAdder):
         )
         if isinstance(admission, AddReqResult):
             return admission
-        if self._leader is not None and self.tree_cache.worth_waiting(self._leader, req):
+        captures = self.tree_cache.captures
+        if self._leader is not None and captures.worth_waiting(self._leader, req):
             return AddReqResult.OTHER
-        self.tree_cache.plan(req)
+        captures.plan(req)
         occupied = has_chunked_req or self._leader is not None
         if occupied and admission.is_chunked:
             return AddReqResult.OTHER
-        stop = self.tree_cache.next_stop(req, only_firm=occupied)
-        if stop is None or stop >= admission.prefix_len + admission.extend_len:
+        end = admission.prefix_len + admission.extend_len
+        cut = captures.next_cut(req, limit=end, only_firm=occupied)
+        if cut is None:
             return admission
         if occupied:
             return AddReqResult.OTHER
         return replace(
-            admission, extend_len=stop - admission.prefix_len, is_chunked=True, max_new_tokens=0
+            admission, extend_len=cut - admission.prefix_len, is_chunked=True, max_new_tokens=0
         )
 
     def _commit_prefill_admission(self, req: Req, *args: Any, **kwargs: Any) -> None:
@@ -71,9 +74,10 @@ class StopAwareAdder(PrefillAdder):
 
     def add_chunked_req(self, req: Req) -> Req | None:
         """Continue the one unfinished prefill, up to its next stop."""
-        stop = self.tree_cache.next_stop(req, only_firm=False)
-        if stop is not None and stop < len(req.full_untruncated_fill_ids):
-            room = stop - req.prefix_len
+        end = len(req.full_untruncated_fill_ids)
+        cut = self.tree_cache.captures.next_cut(req, limit=end, only_firm=False)
+        if cut is not None:
+            room = cut - req.prefix_len
             limit = self.chunked_req_limit
             self.chunked_req_limit = room if limit is None else min(limit, room)
         self._leader = super().add_chunked_req(req)
@@ -93,17 +97,19 @@ def prepare_for_extend(original: Callable[..., None], batch: Any) -> None:
     """
     original(batch)
     if is_ours(batch.tree_cache):
-        pairs = [pair for req in batch.reqs if (pair := batch.tree_cache.capture(req))]
-        batch.kimi_k3_captures = pairs
+        captures = batch.tree_cache.captures
+        pairs = [captures.at_end(req) for req in batch.reqs]
+        batch.kimi_k3_copies = [pair for pair in pairs if pair is not None]
+        track(batch, [captures.inside(req) for req in batch.reqs])
 
 
 def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
     """AROUND `TpModelWorker.forward_batch_generation`: copy states right behind the forward."""
     result = original(worker, *args, **kwargs)
     batch = args[0] if args else kwargs.get("batch")
-    pairs = getattr(batch, "kimi_k3_captures", None)
+    pairs = getattr(batch, "kimi_k3_copies", None)
     if pairs:
-        batch.kimi_k3_captures = None
+        batch.kimi_k3_copies = None
         batch.tree_cache.arena.copy_states(pairs)
     return result
 

@@ -61,6 +61,22 @@ def test_a_burst_with_one_new_prefix_computes_it_once() -> None:
     assert sorted(req.num_matched_prefix_tokens for req in burst)[1] >= 56
 
 
+def test_a_kernel_that_writes_inside_a_chunk_needs_no_cut() -> None:
+    """The same prompt resumes within one kernel chunk; a junction is planted in one forward."""
+    world = World(tokens=1000, states=60, chunk=200, kernel_chunk=4)
+    shared = prompt(1, 41)
+    steps = []
+    for user in range(3):
+        req = world.request(shared + prompt(10 + user, 9), new=1)
+        before = req.num_matched_prefix_tokens
+        world.step()
+        steps.append((req.num_matched_prefix_tokens, req.finished()))
+        assert before == 0
+    assert steps == [(0, True), (0, True), (40, True)]  # one forward each, the junction at 40
+    again = world.serve(shared + prompt(10, 9), new=1)
+    assert again.num_matched_prefix_tokens == 48
+
+
 def test_extra_key_and_salt_isolate() -> None:
     world = World()
     for key in (None, "a", "b"):
@@ -122,7 +138,13 @@ def test_random_load_with_aborts_and_retraction(seed: int, overlap: bool) -> Non
     """Folds, rows and conservation are checked inside every step."""
     rng = random.Random(seed)
     world = World(
-        tokens=260, states=10, rows=6, chunk=24, overlap=overlap, opportunistic=8 * (seed % 2)
+        tokens=260,
+        states=10 + 20 * (seed % 3),
+        rows=6,
+        chunk=24,
+        overlap=overlap,
+        opportunistic=8 * (seed % 2),
+        kernel_chunk=4 * (seed // 2 % 2),
     )
     histories = [prompt(1, 24)]
     for _ in range(150):

@@ -69,6 +69,7 @@ class World:
         rows: int = 8,
         chunk: int = 64,
         overlap: bool = False,
+        kernel_chunk: int = 0,
         **options: int,
     ) -> None:
         publish_args()
@@ -123,8 +124,9 @@ class World:
                 page_size=1,
                 chunked_prefill_size=chunk,
             ),
-            Options(**{"grid": 4, "interval": 0, "opportunistic": 0, **options}),
+            Options(**{"grid": 4, "interval": 0, "opportunistic": 0, "check": True, **options}),
             rule=None,
+            kernel_chunk=kernel_chunk,
         )
         self.waiting: list[Req] = []
         self.running: list[Req] = []
@@ -246,9 +248,14 @@ class World:
             self.rows.copy_mamba_state(
                 translate(batch.mamba_cow_src_indices), translate(batch.mamba_cow_dst_indices)
             )
-        pairs = [pair for req in reqs if (pair := self.tree.capture(req))]
-        for req in reqs:
+        pairs = [pair for req in reqs if (pair := self.tree.captures.at_end(req))]
+        inside = [self.tree.captures.inside(req) for req in reqs]
+        for req, state in zip(reqs, inside, strict=True):
             self._forward(req, req.prefix_len, req.extend_end)
+            if state is not None:  # what the KDA kernel writes on its way
+                assert req.prefix_len < state.depth < req.extend_end
+                slot = int(translate(torch.tensor([state.slot])))
+                self.temporal[0, slot] = fold(self._on_device(req)[: state.depth])
         if pairs:
             self.arena.copy_states(pairs)
         done = [req for req in reqs if req is not self.chunked]
@@ -360,7 +367,7 @@ class World:
         cached = self.tree.full_evictable_size() + self.tree.full_protected_size()
         assert self.arena.pool.live_blocks == cached + private
         live = sum(req.kv.holds_mamba for req in [*owners, *self.waiting])
-        live += sum(hasattr(req, "kimi_k3_capture") for req in owners)
+        live += sum(len(getattr(req, "kimi_k3_captures", ())) for req in owners)
         cached_states = self.tree.mamba_evictable_size() + self.tree.mamba_protected_size()
         assert self.arena.pool.live_states == cached_states + live
         if not owners:
