@@ -4,8 +4,6 @@ One program handles `CHUNK` words of one unit. Words are 8 bytes wide where the 
 it, 1 byte otherwise. A unit's word offset is computed in int64, so an arena may exceed 2**31 words.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,9 +14,8 @@ CHUNK = 4096  # words a program: 32 KiB of int64, enough loads in flight for one
 WARPS = 8
 
 
-def _copy(
-    words: Any, sources: Any, targets: Any, unit_words: Any, chunks: Any, chunk: tl.constexpr
-) -> None:
+# No annotations but Triton's own: its compiler resolves them as globals.
+def _copy(words, sources, targets, unit_words, chunks, chunk: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     program = tl.program_id(0).to(tl.int64)
     unit = program // chunks
     at = (program % chunks) * chunk + tl.arange(0, chunk)
@@ -28,7 +25,7 @@ def _copy(
     tl.store(words + target + at, tl.load(words + source + at, mask=inside), mask=inside)
 
 
-def _zero(words, indices, unit_words, chunks, chunk: tl.constexpr) -> None:
+def _zero(words, indices, unit_words, chunks, chunk: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     program = tl.program_id(0).to(tl.int64)
     at = (program % chunks) * chunk + tl.arange(0, chunk)
     target = tl.load(indices + program // chunks) * unit_words

@@ -153,11 +153,10 @@ class Pool:
         """
         if states < 0 or blocks < 0:
             raise ValueError(f"cannot take {states} states and {blocks} blocks")
-        all_states, all_blocks = self._states.live + states, self._blocks.live + blocks
-        if not self._holds(all_states, all_blocks):
+        moves = self._make_room(self._states.live + states, self._blocks.live + blocks)
+        if moves is None:
             self._counters.refusals += 1
             return None
-        moves = self._make_room(all_states, all_blocks)
         state_indices, block_indices = self._states.take(states), self._blocks.take(blocks)
         stale_states, stale_blocks = self._cross_marks(state_indices, block_indices)
         self._counters.grants += 1
@@ -331,13 +330,15 @@ class Pool:
                     raise ValueError(f"{verb}: id {fixed[0]} is pinned, unpin it first")
         return named
 
-    def _make_room(self, states: int, blocks: int) -> tuple[Move, ...]:
+    def _make_room(self, states: int, blocks: int) -> tuple[Move, ...] | None:
         """Make so many live units fit: compact the side that keeps holes, as far as it must."""
         geometry = self.geometry
         low = max(self._states.frontier, states)
         high = max(self._blocks.frontier, blocks)
         if geometry.state_end(low) <= geometry.block_start(high):
             return ()
+        if not self._holds(states, blocks):
+            return None
         # A side that grows has filled its holes; both cannot grow, or the demand would not fit.
         if low > states:
             reach = geometry.states_below(geometry.block_start(high))

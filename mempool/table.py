@@ -81,10 +81,12 @@ class Table:
         count = len(ids)
         self.indices[ids] = 0
         start = (self._head + self.free_count) % self.max_id
-        first = min(count, self.max_id - start)
-        self._queue[start : start + first] = ids[:first]
-        if first < count:
-            self._queue[: count - first] = ids[first:]
+        stop = start + count
+        if stop <= self.max_id:
+            self._queue[start:stop] = ids
+        else:
+            self._queue[start:] = ids[: self.max_id - start]
+            self._queue[: stop - self.max_id] = ids[self.max_id - start :]
         self.free_count += count
 
     def rebind(self, sources: IdArray, targets: IdArray) -> None:
@@ -100,7 +102,10 @@ class Table:
             ValueError: naming `verb` and the first offending id; nothing changed.
         """
         count = len(ids)
-        if count <= SOME:
+        if count == 1:
+            if 0 < ids[0] <= self.max_id and self.indices[ids[0]]:
+                return self.indices[ids]
+        elif count <= SOME:
             given = ids.tolist()
             if min(given) > 0 and max(given) <= self.max_id and len({*given}) == count:
                 found = self.indices[ids]

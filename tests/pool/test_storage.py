@@ -11,6 +11,7 @@ import torch
 
 from mempool import Geometry, Pool, Side, Step, kernels
 from mempool.storage import Storage
+from tests.pool.interpret_kernels import compare
 
 POISON = 0xFF  # NaN in fp32, bf16, fp16 and fp8 e4m3
 NONE = np.empty(0, dtype=np.int64)
@@ -218,4 +219,10 @@ def test_triton_mover_under_the_interpreter():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["words", "8", "ok", "words", "1", "ok"]
+    assert done.stdout.split() == ["32832", "ok", "1001", "ok"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("unit_bytes", [8 * kernels.CHUNK + 64, 1001, 27_648 * 64])
+def test_triton_mover_on_a_gpu(unit_bytes):
+    compare(unit_bytes, "cuda")
