@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.runtime_context import mamba_cache_chunk_size
 
 from sgl_kimi_k3.boundaries import BoundaryRule
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
@@ -14,8 +15,6 @@ from sgl_kimi_k3.trace import TraceWriter
 
 if TYPE_CHECKING:
     from sgl_kimi_k3.config import Options
-
-FLA_CHUNK_SIZE = 64  # sglang/kernels/ops/attention/fla: the chunk of chunk_kda
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ def _kernel_chunk(allocator: ArenaAllocator, server_args: Any) -> int:
     view = resolving_view(server_args)
     kernel = view.linear_attn_prefill_backend or view.linear_attn_backend
     on_gpu = allocator.device.type == "cuda"
-    return FLA_CHUNK_SIZE if on_gpu and kernel == "triton" else 0
+    return mamba_cache_chunk_size() if on_gpu and kernel == "triton" else 0
 
 
 def _records(context: Any, options: Options) -> bool:
