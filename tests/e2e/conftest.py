@@ -3,7 +3,7 @@
 - `roomy`: everything fits, a state every 16 tokens while memory is free, chunks of 64 tokens.
 - `tight`: an arena of eight states and 1,500 tokens for eight requests, optimistic admission,
   chunks of 48 tokens that are no multiple of the grid: eviction and retraction are daily life.
-- `timed`: started by SGLang's own command line, no opportunistic states, requests time out.
+- `timed`: started by SGLang's own command line, junctions only, requests time out.
 """
 
 import sys
@@ -13,7 +13,7 @@ import pytest
 from sgl_kimi_k3.demo.checkpoint import ensure
 from tests.e2e.server import command, serving
 
-WAITING_S, RUNNING_S = 2.0, 16.0
+WAITING_S, RUNNING_S = 2.0, 20.0
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +49,7 @@ def timed(model, tmp_path_factory):
     argv += ["--trust-remote-code", "--enable-metrics", "--enable-cache-report", "--sleep-on-idle"]
     argv += ["--max-total-tokens", "16000", "--max-mamba-cache-size", "64"]
     argv += ["--max-running-requests", "4"]
-    options = {"GRID": "64", "INTERVAL": "128", "OPPORTUNISTIC": "0"}
+    options = {"GRID": "64", "INTERVAL": "0", "OPPORTUNISTIC": "0"}
     timeouts = {
         "SGLANG_REQ_WAITING_TIMEOUT": str(WAITING_S),
         "SGLANG_REQ_RUNNING_TIMEOUT": str(RUNNING_S),

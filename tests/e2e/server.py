@@ -75,13 +75,19 @@ class Server:
 
     def post(self, path: str, body: Any = None, *, timeout: float = ANSWER_S) -> requests.Response:
         """POST JSON; the caller judges the status."""
-        return requests.post(self.base_url + path, json=body, timeout=timeout)
+        return self._ask("POST", path, json=body, timeout=timeout)
 
-    def get(self, path: str, *, timeout: float = ANSWER_S) -> requests.Response:
+    def get(self, path: str) -> requests.Response:
         """GET, successful."""
-        answer = requests.get(self.base_url + path, timeout=timeout)
+        answer = self._ask("GET", path, timeout=ANSWER_S)
         answer.raise_for_status()
         return answer
+
+    def _ask(self, method: str, path: str, **fields: Any) -> requests.Response:
+        try:
+            return requests.request(method, self.base_url + path, **fields)
+        except requests.ConnectionError:
+            raise AssertionError(f"the server is gone:\n{excerpt(self.log)}") from None
 
     def generate(self, prompt: Sequence[int], new_tokens: int = 8, **fields: Any) -> Reply:
         """Greedy continuation of `prompt` (token ids) by exactly `new_tokens`."""
@@ -133,8 +139,8 @@ class Server:
 
     def assert_healthy(self) -> None:
         """Alive and silent."""
-        assert not self.faults(), tail(self.log)
-        assert self.process.poll() is None, tail(self.log)
+        assert not self.faults(), excerpt(self.log)
+        assert self.process.poll() is None, excerpt(self.log)
 
     def settle(self, *, timeout: float = 60.0) -> Metrics:
         """Wait until nothing runs and the gauges are of that moment; returns the metrics then."""
@@ -171,7 +177,7 @@ class Server:
 
     def _logged(self, pattern: str) -> str:
         found = re.search(pattern, self.read_log())
-        assert found, f"no {pattern!r} in {tail(self.log)}"
+        assert found, f"no {pattern!r} in {excerpt(self.log)}"
         return found[1]
 
 
@@ -293,17 +299,19 @@ def free_port() -> int:
     raise AssertionError(f"no free port in [{FIRST_PORT}, {FIRST_PORT + 100})")
 
 
-def tail(log: Path, lines: int = 40) -> str:
-    """The end of a log, for messages."""
-    return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-lines:])
+def excerpt(log: Path, count: int = 50) -> str:
+    """Lines of a log for a message: from its first fault on, or the last ones."""
+    lines = log.read_text("utf-8", errors="replace").splitlines()
+    first = next((i for i, line in enumerate(lines) if FAULT.search(line)), len(lines) - count)
+    return "\n".join(line[:300] for line in lines[max(0, first) :][:count])
 
 
 def _wait_until_up(server: Server) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        assert server.process.poll() is None, f"ended while starting:\n{tail(server.log)}"
+        assert server.process.poll() is None, f"ended while starting:\n{excerpt(server.log)}"
         with contextlib.suppress(requests.RequestException):
             if requests.get(server.base_url + "/health", timeout=20).status_code == 200:
                 return
         time.sleep(0.5)
-    raise AssertionError(f"not healthy after {START_S} s:\n{tail(server.log)}")
+    raise AssertionError(f"not healthy after {START_S} s:\n{excerpt(server.log)}")

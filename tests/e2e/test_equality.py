@@ -106,7 +106,7 @@ def send(server, draw):
 def hang_up(server, wanted, patience_s):
     """Close the connection at the first sign of an answer, or when patience ends."""
     with (
-        contextlib.suppress(requests.Timeout),
+        contextlib.suppress(requests.RequestException),
         requests.post(
             f"{server.base_url}/generate",
             json={**wanted, "stream": True},

@@ -135,12 +135,12 @@ class TestTimeouts(WaitingTimeoutMixin, RunningTimeoutTwoWaveMixin, OnTimedServe
         return int(seconds * 24 / (time.monotonic() - started))
 
     def test_waiting_timeout(self):
-        self.waiting_timeout_max_new_tokens = self._tokens_in(3 * WAITING_S)
+        self.waiting_timeout_max_new_tokens = self._tokens_in(2 * WAITING_S)
         super().test_waiting_timeout()
         self.server.assert_idle_books()
 
     def test_running_timeout_no_crash(self):
-        self.running_timeout_max_new_tokens = self._tokens_in(3 * RUNNING_S)
+        self.running_timeout_max_new_tokens = self._tokens_in(2 * RUNNING_S)
         super().test_running_timeout_no_crash()
         self.server.assert_idle_books()
 

@@ -4,12 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from sgl_kimi_k3.demo.tokenizer import vocabulary
 from tests.e2e.prompts import words
 from tests.e2e.server import Reply, body
 
 pytestmark = pytest.mark.e2e
 
 GRID = 16  # of the roomy server
+END_OF_MESSAGE = vocabulary().control("<|end_of_msg|>")
 
 
 def together(server, prompts, new_tokens=4, **fields):
@@ -146,29 +148,30 @@ def test_tenants_in_one_batch_share_nothing(roomy):
 def test_chat_turns_and_a_second_user_resume(roomy):
     """Over the OpenAI endpoint: the next turn at the last one's end, another user at the system's.
 
-    The system message ends off the grid, where only the message boundary rule keeps a state.
+    The system message ends off the grid, where only the rule of message boundaries keeps a state.
     """
     roomy.flush()  # the format's own opening is in the tree already
-    system = {"role": "system", "content": " keep every answer short and kind" * 12}
+    system = {"role": "system", "content": " keep every answer short and kind" * 11}
 
-    def turn(messages):
-        answer = roomy.chat(messages, return_input_ids_in_sglext=True)
-        usage = answer["usage"]
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return answer["choices"][0]["message"], usage["prompt_tokens"], cached
+    def turn(*messages):
+        answer = roomy.chat([system, *messages], return_input_ids_in_sglext=True)
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        # `usage` leaves the opening of the reply out of the prompt.
+        return answer["choices"][0]["message"], answer["sglext"]["input_ids"], cached
 
-    first = [system, {"role": "user", "content": " where does the river go"}]
-    reply, prompt_tokens, cached = turn(first)
+    question = {"role": "user", "content": " where does the river go"}
+    reply, prompt, cached = turn(question)
     assert cached == 0
     thought = reply.get("reasoning_content") or reply["content"]
     spoken = {"role": "assistant", "content": "", "reasoning_content": thought}
-    _, _, cached = turn([*first, spoken, {"role": "user", "content": " and then"}])
-    assert cached == prompt_tokens + 8 - 1
+    *_, cached = turn(question, spoken, {"role": "user", "content": " and then"})
+    assert cached == len(prompt) + 8 - 1
 
-    other, prompt_tokens, cached = turn([system, {"role": "user", "content": " who built this"}])
-    assert other
-    assert prompt_tokens - 40 < cached < prompt_tokens
-    assert roomy.metrics()['kimi_k3:hit_tokens_total{kind="boundary"}'] > 0
+    ends = [i + 1 for i, token in enumerate(prompt) if token == END_OF_MESSAGE]
+    *_, cached = turn({"role": "user", "content": " who built this"})
+    assert cached == ends[1]  # behind the thinking effort and the system message
+    assert cached % GRID
+    assert roomy.metrics()['kimi_k3:hit_tokens_total{kind="boundary"}'] == cached
 
 
 def test_flush_gives_everything_back(roomy):
