@@ -44,7 +44,7 @@ server=
 stop_server() {
   [ -n "$server" ] || return 0
   kill -TERM -- "-$server" 2>/dev/null || return 0
-  for _ in $(seq 20); do
+  for _ in $(seq 40); do
     kill -0 -- "-$server" 2>/dev/null || return 0
     sleep 0.5
   done
@@ -57,6 +57,7 @@ start_server() {
     --trust-remote-code --reasoning-parser kimi_k3 --tool-call-parser kimi_k3 \
     --enable-cache-report --enable-metrics >"$log" 2>&1 &
   server=$!
+  disown "$server"  # its end is ours to report, not the shell's
   local started=$SECONDS line='' shown=''
   until "$venv/bin/python" -c "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=5)" \
     "$url/health" 2>/dev/null; do
@@ -64,7 +65,7 @@ start_server() {
       tail -n 25 "$log" | cut -c1-300 >&2
       fail "the server ended while starting (whole log in $log)"
     fi
-    ((SECONDS - started < 300)) || fail "the server is not healthy after 300 s (log in $log)"
+    ((SECONDS - started < 600)) || fail "the server is not healthy after 600 s (log in $log)"
     sleep 1
     line=$(grep -a '^\[20' "$log" | tail -n 1 | cut -c1-100 || true)
     if [ "$line" != "$shown" ] || (((SECONDS - started) % 15 == 0)); then
