@@ -94,6 +94,26 @@ def test_logits_are_transformers(tmp_path, monkeypatch) -> None:
         torch.testing.assert_close(step, expected[t], rtol=1e-3, atol=2e-4)
 
 
+def test_logits_are_the_official_codes() -> None:
+    """A K3 of 13 layers, three closed AttnRes blocks and one that never closes.
+
+    The numbers were computed once from these weights with the modelling code that ships with the
+    checkpoint (its fla kernels replaced by fla's naive ones), in float32.
+    """
+    linear = K3["linear_attn_config"] | {
+        "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11],
+        "full_attn_layers": [4, 8, 12, 13],
+    }
+    deep = K3 | {"num_hidden_layers": 13, "attn_res_block_size": 4, "linear_attn_config": linear}
+    logits = whole(build_model(deep), prompt(3, 120))
+    last = [-0.424, 0.568, 0.506, 0.749, 2.299, 1.34, -0.02, -2.857, 0.41, 1.439, -1.188, 0.156]
+    middle = [-0.327, -0.014, -0.188, -0.909, -0.949, 0.247]
+    greedy = [25, 52, 82, 66, 63, 75, 52, 49, 42, 29, 52, 69, 9, 76, 14, 50]
+    torch.testing.assert_close(logits[-1, :12], torch.tensor(last), rtol=0, atol=2e-3)
+    torch.testing.assert_close(logits[40, :6], torch.tensor(middle), rtol=0, atol=2e-3)
+    assert logits.argmax(-1)[-16:].tolist() == greedy
+
+
 def test_a_log_is_cut_to_the_heads() -> None:
     """128 stored, 96 real: here 12 stored (one per channel), 4 heads, the rest exactly zero."""
     source, target = build_model(K3), blank(K3)
