@@ -211,3 +211,16 @@ def test_stale_units_are_those_the_other_end_had():
     grant = take(pool, 1, 7)
     assert grant.stale_states.size == 0
     assert grant.stale_blocks.tolist() == [8, 7, 6]
+
+
+@pytest.mark.parametrize(("state", "block"), [(25, 1), (1, 25)])
+def test_a_unit_that_crosses_by_one_byte_is_stale(state, block):
+    pool = small(state=state, block=block, sink=25)
+    grant = take(pool, 50 // state, 50 // block)
+    assert pool.report().gap_bytes == 0
+    if block == 1:
+        pool.free(grant.states[-1:], NONE)
+        assert take(pool, 0, 1).stale_blocks.tolist() == [74]
+    else:
+        pool.free(NONE, grant.blocks[-1:])
+        assert take(pool, 1, 0).stale_states.tolist() == [75]
