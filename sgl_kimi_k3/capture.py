@@ -136,29 +136,39 @@ class Captures:
         return None if slot is None else (int(req.kv.mamba_pool_idx), slot)
 
     def inside(self, req: Req) -> Inside | None:
-        """The one state the kernel shall write inside the chunk.
+        """The one state the kernel shall write inside the chunk, if any.
 
-        The deepest planned stop it can reach; in a prompt's last chunk otherwise the deepest depth
-        from which the same prompt can be resumed again, while memory is free.
+        The deepest firm stop it can reach.  Else, in a prompt's last chunk, the deepest depth from
+        which the same prompt can be resumed again; before it, an opportunistic stop; both only
+        while memory is free.
         """
         if not self.kernel_chunk:
             return None
-        planned = [
-            depth
-            for depth in req.kimi_k3_stops
+        stops: dict[int, Kind] = req.kimi_k3_stops
+        planned = {
+            depth: kind
+            for depth, kind in stops.items()
             if req.prefix_len < depth < req.extend_end and self._reachable_inside(req, depth)
-        ]
-        if planned:
-            depth, kind = max(planned), req.kimi_k3_stops[max(planned)]
+        }
+        firm = [depth for depth, kind in planned.items() if kind is not Kind.OPPORTUNISTIC]
+        if firm:
+            depth = max(firm)
         elif req.extend_end == len(req.full_untruncated_fill_ids):
             steps = (req.extend_end - 1 - req.prefix_len) // self.kernel_chunk
-            depth, kind = req.prefix_len + steps * self.kernel_chunk, Kind.OPPORTUNISTIC
-            if not steps or not self._arena.fits(OPTIONAL_RESERVE_STATES, 0):
-                return None
+            depth = req.prefix_len + steps * self.kernel_chunk
         else:
+            depth = max(planned, default=req.prefix_len)
+        kind = planned.get(depth, Kind.OPPORTUNISTIC)
+        if depth == req.prefix_len or depth in self._held_depths(req):
+            return None
+        if not firm and not self._arena.fits(OPTIONAL_RESERVE_STATES, 0):
             return None
         slot = self._take_slot(req, depth, kind)
         return None if slot is None else Inside(depth, slot)
+
+    @staticmethod
+    def _held_depths(req: Req) -> list[int]:
+        return [capture.depth for capture in req.__dict__.get("kimi_k3_captures", ())]
 
     def _reachable_inside(self, req: Req, depth: int) -> bool:
         return bool(self.kernel_chunk) and (depth - req.prefix_len) % self.kernel_chunk == 0
