@@ -28,7 +28,6 @@ class Options:
         ghost_tokens: bound on tokens remembered without bytes, the evidence for a second sight.
         boundaries: `auto` keeps a state at the end of the leading system messages when the
             tokenizer has K3's control tokens; `off` ignores messages.
-        decode_interval: while decoding, keep the latest state every so many tokens; 0 = off.
         check: recount pool and tree from scratch whenever the scheduler is idle, and stop on a
             difference.  For tests: it takes seconds on a GPU's arena.
         trace: file that receives one line per request in the simulator's format; empty = off.
@@ -40,7 +39,6 @@ class Options:
     opportunistic: int = 4096
     ghost_tokens: int = 4_194_304
     boundaries: str = "auto"
-    decode_interval: int = 0
     check: bool = False
     trace: str = ""
     model: str = "auto"
@@ -59,11 +57,8 @@ class Options:
                     f"{PREFIX}{name.upper()}={value} is no multiple of {PREFIX}GRID={self.grid}; "
                     f"the nearest are {low} and {low + self.grid}"
                 )
-        for name in ("ghost_tokens", "decode_interval"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"{PREFIX}{name.upper()}={getattr(self, name)}: must not be negative"
-                )
+        if self.ghost_tokens < 0:
+            raise ValueError(f"{PREFIX}GHOST_TOKENS={self.ghost_tokens}: must not be negative")
         _one_of("boundaries", self.boundaries, ("auto", "off"))
         _one_of("model", self.model, ("auto", "portable"))
 

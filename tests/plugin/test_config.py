@@ -7,9 +7,9 @@ from sgl_kimi_k3.config import Options
 
 def test_defaults_and_values() -> None:
     assert Options.from_env({}) == Options()
-    env = {"KIMI_K3_INTERVAL": "128", "KIMI_K3_CHECK": "0", "KIMI_K3_TRACE": "t.jsonl", "HOME": "/"}
+    env = {"KIMI_K3_INTERVAL": "128", "KIMI_K3_CHECK": "1", "KIMI_K3_TRACE": "t.jsonl", "HOME": "/"}
     options = Options.from_env(env)
-    assert (options.interval, options.check, options.trace) == (128, False, "t.jsonl")
+    assert (options.interval, options.check, options.trace) == (128, True, "t.jsonl")
 
 
 @pytest.mark.parametrize(
