@@ -52,8 +52,9 @@ stop_server() {
 }
 
 start_server() {
-  # One thread: the model is tiny, and threads that wait for a busy core cost more than they give.
-  OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} setsid "$venv/bin/sgl-kimi-k3" serve "$model" --host 127.0.0.1 --port "$port" \
+  # Pool and tree are recounted whenever the server is idle.  One thread: the model is tiny, and
+  # threads that wait for a busy core cost more than they give.
+  KIMI_K3_CHECK=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} setsid "$venv/bin/sgl-kimi-k3" serve "$model" --host 127.0.0.1 --port "$port" \
     --trust-remote-code --reasoning-parser kimi_k3 --tool-call-parser kimi_k3 \
     --enable-cache-report --enable-metrics >"$log" 2>&1 &
   server=$!
