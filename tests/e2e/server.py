@@ -240,7 +240,8 @@ def serving(
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="k3-") as scratch:  # sockets and metric files
-        ours = {f"KIMI_K3_{name}": value for name, value in ({"CHECK": 1} | (options or {})).items()}
+        given = {"CHECK": "1", **(options or {})}
+        ours = {f"KIMI_K3_{name}": value for name, value in given.items()}
         process = start(
             [*argv, "--port", str(port)], log=log, env={**ours, "TMPDIR": scratch, **(env or {})}
         )
