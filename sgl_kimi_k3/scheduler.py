@@ -85,9 +85,9 @@ class StopAwareAdder(PrefillAdder):
 
 
 def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:
-    """AROUND `Scheduler.get_prefill_adder_class`: ours where the tree is ours."""
+    """AROUND `Scheduler.get_prefill_adder_class`: ours where states are kept."""
     stock = original(scheduler)
-    return StopAwareAdder if is_ours(scheduler.tree_cache) else stock
+    return StopAwareAdder if keeps_states(scheduler.tree_cache) else stock
 
 
 def prepare_for_extend(original: Callable[..., None], batch: Any) -> None:
@@ -96,7 +96,7 @@ def prepare_for_extend(original: Callable[..., None], batch: Any) -> None:
     After SGLang's own allocations, so that an optional state never takes what they were promised.
     """
     original(batch)
-    if is_ours(batch.tree_cache):
+    if keeps_states(batch.tree_cache):
         captures = batch.tree_cache.captures
         pairs = [captures.at_end(req) for req in batch.reqs]
         batch.kimi_k3_copies = [pair for pair in pairs if pair is not None]
@@ -120,6 +120,11 @@ def release_retracted(original: Callable[..., bool], *, req: Req, **kwargs: Any)
     if is_ours(tree_cache):
         tree_cache.retract(req)
     return original(req=req, **kwargs)
+
+
+def keeps_states(tree_cache: Any) -> bool:
+    """Whether the tree is ours and not switched off by `--disable-radix-cache`."""
+    return is_ours(tree_cache) and not tree_cache.disable
 
 
 def is_ours(tree_cache: Any) -> bool:

@@ -86,6 +86,14 @@ def test_extra_key_and_salt_isolate() -> None:
         assert again.num_matched_prefix_tokens == 20
 
 
+def test_a_disabled_tree_keeps_nothing() -> None:
+    world = World(disable=True, opportunistic=4, chunk=8)
+    requests = [world.request(prompt(user % 2, 30), new=5) for user in range(6)]
+    world.run(*requests)
+    assert [req.num_matched_prefix_tokens for req in requests] == [0] * 6
+    assert world.arena.pool.live_states == world.arena.pool.live_blocks == 0
+
+
 @pytest.mark.parametrize("phase", range(8))
 def test_abort_in_every_phase(phase: int) -> None:
     world = World(chunk=8, opportunistic=4)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
+from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.allocation import alloc_for_extend
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
@@ -20,10 +21,10 @@ from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 
+from sgl_kimi_k3 import scheduler
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.config import Options
 from sgl_kimi_k3.pool_adapter import build_pools
-from sgl_kimi_k3.scheduler import StopAwareAdder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +71,7 @@ class World:
         chunk: int = 64,
         overlap: bool = False,
         kernel_chunk: int = 0,
+        disable: bool = False,
         **options: int,
     ) -> None:
         publish_args()
@@ -118,7 +120,7 @@ class World:
         self.kv = bundle.token_to_kv_pool.full_kv_pool.kv_buffer[0]
         self.tree = KimiK3Cache(
             CacheInitParams(
-                disable=False,
+                disable=disable,
                 req_to_token_pool=self.rows,
                 token_to_kv_pool_allocator=self.allocator,
                 page_size=1,
@@ -128,6 +130,7 @@ class World:
             rule=None,
             kernel_chunk=kernel_chunk,
         )
+        self.scheduler = SimpleNamespace(tree_cache=self.tree)
         self.waiting: list[Req] = []
         self.running: list[Req] = []
         self.chunked: Req | None = None
@@ -188,7 +191,8 @@ class World:
         if not self.chunked and len(self.rows.free_slots) == 0:
             return []
         running = SimpleNamespace(reqs=self.running, batch_size=lambda: len(self.running))
-        adder = StopAwareAdder(1, self.tree, self.allocator, running, 0.5, 4096, self.chunk)
+        adder_class = scheduler.prefill_adder_class(lambda _: PrefillAdder, self.scheduler)
+        adder = adder_class(1, self.tree, self.allocator, running, 0.5, 4096, self.chunk)
         if self.chunked is not None:
             self.chunked.init_next_round_input()
             self.chunked = adder.add_chunked_req(self.chunked)
@@ -248,19 +252,28 @@ class World:
             self.rows.copy_mamba_state(
                 translate(batch.mamba_cow_src_indices), translate(batch.mamba_cow_dst_indices)
             )
-        pairs = [pair for req in reqs if (pair := self.tree.captures.at_end(req))]
-        inside = [self.tree.captures.inside(req) for req in reqs]
-        for req, state in zip(reqs, inside, strict=True):
+        scheduler.prepare_for_extend(lambda _: None, batch)
+        for req, depth, slot in self._inside(batch):
+            assert req.prefix_len < depth < req.extend_end
+            tokens = self._on_device(req)
+            self.temporal[0, int(translate(slot.view(1)))] = fold(tokens[:depth])
+        for req in reqs:
             self._forward(req, req.prefix_len, req.extend_end)
-            if state is not None:  # what the KDA kernel writes on its way
-                assert req.prefix_len < state.depth < req.extend_end
-                slot = int(translate(torch.tensor([state.slot])))
-                self.temporal[0, slot] = fold(self._on_device(req)[: state.depth])
-        if pairs:
-            self.arena.copy_states(pairs)
+        scheduler.forward(lambda *_: None, None, batch)
         done = [req for req in reqs if req is not self.chunked]
         self.running += done
         return [(req, self._sample(req)) for req in done], True
+
+    @staticmethod
+    def _inside(batch: SimpleNamespace) -> list[tuple[Req, int, torch.Tensor]]:
+        """What the KDA kernel is told to write inside the chunks: request, depth, slot."""
+        if getattr(batch, "mamba_track_mask", None) is None:
+            return []
+        rows = batch.mamba_track_mask.nonzero().flatten().tolist()
+        return [
+            (batch.reqs[i], int(batch.mamba_track_seqlens[i]) - 1, batch.mamba_track_indices[i])
+            for i in rows
+        ]
 
     def _process(self, results: list[tuple[Req, int]], is_prefill: bool) -> None:
         self.allocator.free_group_begin()
