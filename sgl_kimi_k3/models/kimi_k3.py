@@ -155,13 +155,15 @@ class TextModel(nn.Module):
 class PortableKimi(nn.Module):
     """SGLang's model interface; see the module docstring."""
 
-    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+    def __init__(
+        self, config: KimiLinearConfig, quant_config: Any = None, prefix: str = ""
+    ) -> None:
         super().__init__()
         # The checkpoint quantises the routed experts alone; `Experts.load` expands them.
         del quant_config, prefix
         if get_parallel().pp_size > 1:
             raise ValueError("the portable model is not split into stages: leave out --pp-size")
-        self.config: KimiLinearConfig = getattr(config, "text_config", config)
+        self.config = config
         self.model = TextModel(self.config)
         self.lm_head = ParallelLMHead(self.config.vocab_size, self.config.hidden_size)
         self.lm_head.quant_method = TiledLinearMethod()
@@ -232,15 +234,14 @@ class PortableKimi(nn.Module):
 
 
 class KimiK3LinearForCausalLM(PortableKimi):
-    """K3's text tower alone."""
+    """K3's text tower: the official `text_config` under this architecture name.
 
-
-class KimiK3ForConditionalGeneration(PortableKimi):
-    """The whole K3 checkpoint, served without its vision tower."""
+    The whole checkpoint's outer class (with the vision tower) is not served on a CPU.
+    """
 
 
 class KimiLinearForCausalLM(PortableKimi):
     """Kimi-Linear."""
 
 
-EntryClass = [KimiK3LinearForCausalLM, KimiK3ForConditionalGeneration, KimiLinearForCausalLM]
+EntryClass = [KimiK3LinearForCausalLM, KimiLinearForCausalLM]

@@ -32,7 +32,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 HookRegistry.apply_hooks()
 from sglang.srt.configs.mamba_utils import KimiLinearCacheParams, KimiLinearStateShape
 from sglang.srt.models.registry import ModelRegistry
-names = ["KimiK3LinearForCausalLM", "KimiLinearForCausalLM", "KimiK3ForConditionalGeneration"]
+names = ["KimiK3LinearForCausalLM", "KimiLinearForCausalLM"]
 found = {n: ModelRegistry.resolve_model_cls([n])[0].__module__ for n in names}
 shape = KimiLinearStateShape.create(tp_world_size=1, num_heads=2, head_dim=4)
 dtype = KimiLinearCacheParams(shape=shape, layers=[0]).dtype
@@ -43,7 +43,6 @@ print(json.dumps(found))
 OURS = {
     "KimiK3LinearForCausalLM": "sgl_kimi_k3.models.kimi_k3",
     "KimiLinearForCausalLM": "sgl_kimi_k3.models.kimi_k3",
-    "KimiK3ForConditionalGeneration": "sgl_kimi_k3.models.kimi_k3",
     "states": ["torch.float32", "torch.float64"],
 }
 
