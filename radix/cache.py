@@ -17,7 +17,7 @@ from radix.eviction import ConsumedLru, EvictionPolicy
 from radix.retention import plan_stops
 from radix.tokens import NO_IDS, IdArray, TokenArray
 from radix.tree import Node, Tree, Walk, new_root, nodes_below
-from radix.values import CacheConfig, Commit, Kind, Match, Pin, SlotId, Stop
+from radix.values import CacheConfig, Commit, Kind, Match, Offer, Pin, Stop, check_commit
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _ENDS = (Kind.PROMPT_END, Kind.TURN_END, Kind.RETRACT)
 _NOWHERE = Walk((), None, 0, 0)
-
-Offer = tuple[int, SlotId, Kind]
 
 
 class PrefixCache:
@@ -308,7 +306,8 @@ class PrefixCache:
         Raises ValueError, with nothing changed, if the pin is not open, is not on the way of
         `tokens`, or an offer does not fit the key.
         """
-        self._check_commit(pin, tokens, namespace, block_ids, checkpoints)
+        self._check_open(pin)
+        check_commit(pin, tokens, namespace, block_ids, checkpoints, self.config.block_size)
         root = self.roots[namespace]
         walk = self._tree.walk(root, tokens)
         if pin.depth and all(node is not pin.node for node in walk.path):
@@ -337,36 +336,6 @@ class PrefixCache:
         self._trim_ghosts()
         duplicates = ((pin.depth, shared),) if shared > pin.depth else ()
         return Commit(moved, kept, duplicates, blocks, refused)
-
-    def _check_commit(
-        self,
-        pin: Pin,
-        tokens: TokenArray,
-        namespace: Hashable,
-        block_ids: IdArray,
-        checkpoints: Sequence[Offer],
-    ) -> None:
-        self._check_open(pin)
-        size = self.config.block_size
-        if namespace != pin.namespace:
-            raise ValueError(f"commit to {namespace!r} under a pin of {pin.namespace!r}")
-        if len(tokens) < pin.depth:
-            raise ValueError(f"{len(tokens)} tokens do not reach the pin at {pin.depth}")
-        if len(block_ids) != (len(tokens) - pin.depth) // size:
-            raise ValueError(
-                f"[{pin.depth}, {len(tokens)}) has {(len(tokens) - pin.depth) // size} whole "
-                f"blocks of {size}, got {len(block_ids)} ids"
-            )
-        depths = [depth for depth, _, _ in checkpoints]
-        slots = [slot for _, slot, _ in checkpoints]
-        for depth in depths:
-            if depth % size or not 0 < depth <= len(tokens):
-                raise ValueError(
-                    f"a state at {depth} does not fit a key of {len(tokens)} tokens in blocks "
-                    f"of {size}"
-                )
-        if len(set(depths)) != len(depths) or len(set(slots)) != len(slots):
-            raise ValueError(f"the same depth or slot twice in one commit: {checkpoints}")
 
     def _grow(
         self, pin: Pin, tokens: TokenArray, known: int, kept: int, block_ids: IdArray

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radix.tokens import NO_IDS, IdArray, TokenArray
-from radix.values import Kind, Match, Pin, SlotId, Stop
+from radix.values import Kind, Match, Offer, Pin, SlotId, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from radix.cache import Offer, PrefixCache
+    from radix.cache import PrefixCache
     from radix.ports import PoolPort
 
 

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NewType
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from radix.tokens import IdArray, TokenArray
     from radix.tree import Node
@@ -144,3 +144,37 @@ class Commit:
     duplicates: tuple[tuple[int, int], ...]
     blocks: IdArray
     refused: tuple[SlotId, ...]
+
+
+Offer = tuple[int, SlotId, Kind]  # a state for the tree: depth, slot, why it was taken
+
+
+def check_commit(
+    pin: Pin,
+    tokens: TokenArray,
+    namespace: Hashable,
+    block_ids: IdArray,
+    offers: Sequence[Offer],
+    block_size: int,
+) -> None:
+    """Raise ValueError unless pin, key, blocks and offered states of a commit fit together."""
+    if namespace != pin.namespace:
+        raise ValueError(f"commit to {namespace!r} under a pin of {pin.namespace!r}")
+    if len(tokens) < pin.depth:
+        raise ValueError(f"{len(tokens)} tokens do not reach the pin at {pin.depth}")
+    expected = (len(tokens) - pin.depth) // block_size
+    if len(block_ids) != expected:
+        raise ValueError(
+            f"[{pin.depth}, {len(tokens)}) has {expected} whole blocks of {block_size}, "
+            f"got {len(block_ids)} ids"
+        )
+    depths = [depth for depth, _, _ in offers]
+    slots = [slot for _, slot, _ in offers]
+    for depth in depths:
+        if depth % block_size or not 0 < depth <= len(tokens):
+            raise ValueError(
+                f"a state at {depth} does not fit a key of {len(tokens)} tokens in blocks "
+                f"of {block_size}"
+            )
+    if len(set(depths)) != len(depths) or len(set(slots)) != len(slots):
+        raise ValueError(f"the same depth or slot twice in one commit: {offers}")
