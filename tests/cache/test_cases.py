@@ -128,21 +128,22 @@ def test_tree_owned_blocks_survive_a_retracted_request():
 
 
 def test_a_continuing_chunk_costs_no_checkpoint():
-    """sglang #38151: 24 of 30 states are held, 6 are checkpoints; nothing is free."""
-    world = World(block_size=1, states=30, blocks=24 + 44)
+    """sglang #38151: 24 of 30 states are held, 6 are checkpoints, room for 8 tokens is left."""
+    world = World(block_size=1, states=30, blocks=24 + 44 + 8)
     for first in range(100, 700, 100):
         world.serve(range(first, first + 4))
     held = world.cache.acquire(23, 0)
     run = world.start(range(44))
-    assert world.port.pool.report().free_bytes == 0
     assert len(held.states) + 1 + world.cache.states == 30
     for up_to in range(4, 44, 4):
         assert run.lease.extend(up_to)
         world.advance(run, up_to)
+    world.advance(run, 43)
+    assert all(run.lease.extend(up_to) for up_to in range(45, 53))
     assert world.cache.states == 6
-    assert run.lease.extend(45)
+    assert world.port.pool.report().free_bytes == 0
+    assert run.lease.extend(53)
     assert world.cache.states == 5
-    assert world.cache.counters.evicted.total() == 1
 
 
 # -- states and keys ------------------------------------------------------------------------
@@ -207,6 +208,10 @@ def test_a_partial_block_never_makes_an_empty_edge():
     assert world.cache.report() == before
     world.serve(parted)
     assert world.held_depths() == [64, 64]
+    world.serve(range(200, 328))
+    assert world.match([*range(200, 327), 900, 901]).matched_len == 64
+    world.serve([*range(200, 327), 900, 901])
+    assert world.held_depths() == [64, 64, 64, 128, 128]
     evict_all(world)
     assert world.cache.roots == {}
 
