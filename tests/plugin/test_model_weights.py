@@ -1,12 +1,16 @@
 """The official checkpoint's tensor names, shapes and traps; and transformers as the judge."""
 
+import contextlib
+import copy
 import inspect
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from sglang.srt.configs.kimi_linear import KimiLinearConfig
+from sglang.srt.runtime_context import get_parallel
 
 from sgl_kimi_k3.models.kimi_k3 import PortableKimi
 from tests.plugin.model_world import K3, KIMI_LINEAR, ModelWorld, build_model, sglang_runtime
@@ -203,3 +207,44 @@ def test_an_activation_or_router_we_do_not_have_is_refused() -> None:
         build_model(K3 | {"hidden_act": "gelu"})
     with pytest.raises(ValueError, match="routes by sigmoid"):
         build_model(K3 | {"moe_router_activation_func": "softmax"})
+
+
+@contextlib.contextmanager
+def as_rank(rank: int):
+    """SGLang's view of one of two tensor-parallel ranks, without a second process."""
+    group = SimpleNamespace(rank_in_group=rank, world_size=2, cpu_group=None)
+    sizes = {"tp_size": 2, "attn_tp_size": 2, "moe_tp_size": 2}
+    ranks = {"tp_rank": rank, "attn_tp_rank": rank, "moe_tp_rank": rank}
+    with get_parallel().override(**sizes, **ranks, tp_group=group, attn_tp_group=group):
+        yield
+
+
+def test_two_ranks_hold_the_two_halves() -> None:
+    """SGLang starts no second rank on such a CPU, so the halves are compared by themselves."""
+    source = build_model(K3)
+    tensors, halves = official(source), []
+    for rank in range(2):
+        with as_rank(rank):
+            half = PortableKimi(source.config)
+            half.load_weights(tensors.items())
+        halves.append(dict(half.named_parameters()))
+    split = 0
+    for name, param in source.named_parameters():
+        first, second = halves[0][name], halves[1][name]
+        if first.shape == param.shape:
+            assert torch.equal(first, param)
+            assert torch.equal(second, param)
+        elif "embed_tokens" not in name and "lm_head" not in name:  # SGLang's own, padded
+            dim = next(i for i in range(param.dim()) if first.shape[i] != param.shape[i])
+            assert torch.equal(torch.cat((first, second), dim), param), name
+            split += 1
+    assert split > 40
+    x, w1 = torch.randn(9, 32), "model.layers.1.block_sparse_moe.experts.w1"
+    weights, chosen = torch.rand(9, 2).double(), torch.tensor([[0, 3]]).expand(9, 2)
+    whole_sum = source.model.layers[1].block_sparse_moe.experts(x, weights, chosen)
+    parts = []
+    for half in halves:
+        experts = copy.copy(source.model.layers[1].block_sparse_moe.experts)
+        experts._parameters = {n: half[w1[:-2] + n] for n in ("w1", "w2", "w3")}
+        parts.append(experts(x, weights, chosen))
+    torch.testing.assert_close(sum(parts), whole_sum, rtol=1e-5, atol=1e-6)
