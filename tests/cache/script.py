@@ -41,4 +41,5 @@ def run(seed: int, requests: int) -> list[tuple[str, int]]:
 
 
 if __name__ == "__main__":
-    print(run(seed=int(sys.argv[1]), requests=200))
+    for kind, depth in run(seed=int(sys.argv[1]), requests=200):
+        print(kind, depth)
