@@ -6,7 +6,6 @@ atomic change; a call that raises ValueError has changed nothing.
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from radix import report as reporting
 from radix.checkpoint import Checkpoint
 from radix.eviction import ConsumedLru, EvictionPolicy
+from radix.ghosts import Ghosts
 from radix.retention import plan_stops
 from radix.tokens import NO_IDS, IdArray, TokenArray
 from radix.tree import Node, Tree, Walk, new_root, nodes_below
@@ -46,13 +46,13 @@ class PrefixCache:
         self.blocks = 0  # KV blocks in the tree
         self.protected_states = 0  # checkpoints that a pin ends at
         self.protected_blocks = 0  # blocks on the way to a pin
-        self.ghost_tokens = 0
         self.tick = 0  # logical time: touches and commits
         self._pool = pool
         self._policy = ConsumedLru() if policy is None else policy
         self._tree = Tree(config.block_size)
         self._serial = 0
-        self._ghost_leaves: list[tuple[int, int, Node]] = []  # oldest first; void entries stay
+        self._relaxed: set[int] = set()  # serials of pins that no longer protect a state
+        self._ghosts = Ghosts(self._tree, config.ghost_tokens)
 
     # -- looking up -------------------------------------------------------------------------
 
@@ -135,7 +135,8 @@ class PrefixCache:
     def _hold(self, node: Node, namespace: Hashable) -> Pin:
         checkpoint = node.checkpoint
         node.pins += 1
-        if checkpoint is not None and node.pins == 1:
+        node.holds += 1
+        if checkpoint is not None and node.holds == 1:
             self._policy.remove(checkpoint)
             self.protected_states += 1
         for above in node.lineage():
@@ -150,22 +151,53 @@ class PrefixCache:
 
     def unpin(self, pin: Pin) -> None:
         """Let go. Raises ValueError for a pin that is not open here."""
-        self._check_open(pin)
+        self.relax(pin)
+        self._relaxed.remove(pin.serial)
         del self.pins[pin.serial]
         node = pin.node
         node.pins -= 1
-        if node.checkpoint is not None and node.pins == 0:
-            self.protected_states -= 1
-            self._policy.insert(node.checkpoint)
         for above in node.lineage():
             above.refs -= 1
             if above.refs == 0 and above.blocks is not None:
                 self.protected_blocks -= len(above.blocks)
+        dead = self._bury(node)
+        if dead:
+            self._pool.free(NO_IDS, np.concatenate(dead))
+            self._trim_ghosts()
         self._forget_empty(pin.namespace)
+
+    def relax(self, pin: Pin) -> None:
+        """Stop protecting the state, once it has been copied; the KV stays protected. Idempotent.
+
+        Raises ValueError for a pin that is not open here.
+        """
+        self._check_open(pin)
+        if pin.serial in self._relaxed:
+            return
+        self._relaxed.add(pin.serial)
+        node = pin.node
+        node.holds -= 1
+        if node.checkpoint is not None and node.holds == 0:
+            self.protected_states -= 1
+            self._policy.insert(node.checkpoint)
+
+    def is_relaxed(self, pin: Pin) -> bool:
+        """Whether the open pin protects its KV only."""
+        return pin.serial in self._relaxed
 
     def _check_open(self, pin: Pin) -> None:
         if self.pins.get(pin.serial) is not pin:
             raise ValueError(f"pin {pin.serial} at {pin.depth} is not open in this cache")
+
+    @property
+    def ghost_tokens(self) -> int:
+        """Tokens remembered without bytes."""
+        return self._ghosts.tokens
+
+    def _trim_ghosts(self) -> None:
+        if self._ghosts.trim():
+            for namespace in [name for name, root in self.roots.items() if not root.children]:
+                self._forget_empty(namespace)
 
     def _forget_empty(self, namespace: Hashable) -> None:
         root = self.roots.get(namespace)
@@ -194,7 +226,7 @@ class PrefixCache:
 
     @property
     def evictable_states(self) -> int:
-        """Checkpoints that no pin ends at."""
+        """Checkpoints that no pin protects."""
         return self.states - self.protected_states
 
     @property
@@ -247,42 +279,25 @@ class PrefixCache:
         self.states -= 1
         node.checkpoint = None
         node.evicted_at = node.end
+        return self._bury(node)
+
+    def _bury(self, node: Node) -> list[IdArray]:
+        """Take the KV from `node` upwards that serves no checkpoint and no pin; its blocks."""
         pieces: list[IdArray] = []
-        while node.parent is not None and node.checkpoint is None and not node.resident_children:
+        while node.parent is not None and not (
+            node.checkpoint is not None or node.resident_children or node.refs
+        ):
             parent = node.parent
             pieces.append(self._tree.make_ghost(node))
             self.blocks -= len(pieces[-1])
-            self.ghost_tokens += len(node.tokens)
-            self._queue_ghost(self._tree.compress(node), self.tick)
+            self._ghosts.tokens += len(node.tokens)
+            self._ghosts.queue(self._tree.compress(node), self.tick)
             node = parent
         self._tree.compress(node)
         above = next((n for n in node.lineage() if n.checkpoint is not None), None)
-        if above is not None and above.checkpoint is not None and not above.pins:
+        if above is not None and above.checkpoint is not None and not above.holds:
             self._policy.update(above.checkpoint)
         return pieces
-
-    # -- ghosts -----------------------------------------------------------------------------
-
-    def _queue_ghost(self, node: Node, seen: int) -> None:
-        if not node.children:
-            node.seen = seen
-            self._serial += 1
-            heapq.heappush(self._ghost_leaves, (node.seen, self._serial, node))
-
-    def _trim_ghosts(self) -> None:
-        """Forget the oldest ghosts, leaf by leaf, down to the bound."""
-        while self.ghost_tokens > self.config.ghost_tokens:
-            seen, _, leaf = heapq.heappop(self._ghost_leaves)
-            if leaf.parent is None or leaf.resident or leaf.children or leaf.seen != seen:
-                continue
-            self.ghost_tokens -= len(leaf.tokens)
-            parent = self._tree.remove(leaf)
-            if parent.resident or parent.children:
-                self._tree.compress(parent)
-            else:
-                self._queue_ghost(parent, parent.seen)
-        for namespace in [n for n, root in self.roots.items() if not root.children]:
-            self._forget_empty(namespace)
 
     # -- growing ----------------------------------------------------------------------------
 
@@ -329,9 +344,11 @@ class PrefixCache:
         shared = min(walk.resident_len, kept)
         blocks = block_ids[: (kept - pin.depth) // size].copy()
         if shared > pin.depth:
-            canonical = self._blocks_between(end, pin.depth, shared)
+            canonical = self._tree.blocks_between(end, pin.depth, shared)
             blocks[: len(canonical)] = canonical
         moved = None if finished else self._hold(end, namespace)
+        if moved is not None:
+            self.relax(moved)  # the request goes on with its own live state
         self.unpin(pin)
         self._trim_ghosts()
         duplicates = ((pin.depth, shared),) if shared > pin.depth else ()
@@ -342,7 +359,7 @@ class PrefixCache:
     ) -> tuple[Node, list[Node]]:
         """Make [pin.depth, kept) resident with the caller's blocks where it was not."""
         end = self._tree.ensure(pin.node, tokens, kept)
-        self.ghost_tokens += max(0, kept - known)
+        self._ghosts.tokens += max(0, kept - known)
         fresh: list[Node] = []
         for node in end.lineage():
             if node.resident:
@@ -353,7 +370,7 @@ class PrefixCache:
             first, last = ((depth - pin.depth) // size for depth in (node.start, node.end))
             self._tree.make_resident(node, block_ids[first:last].copy())
             self.blocks += last - first
-            self.ghost_tokens -= len(node.tokens)
+            self._ghosts.tokens -= len(node.tokens)
         return end, fresh
 
     def _remember(self, end: Node, tokens: TokenArray, known: int) -> None:
@@ -363,8 +380,8 @@ class PrefixCache:
         if up_to <= known:
             return
         leaf = self._tree.ensure(end, tokens, up_to)
-        self.ghost_tokens += up_to - known
-        self._queue_ghost(leaf, self.tick)
+        self._ghosts.tokens += up_to - known
+        self._ghosts.queue(leaf, self.tick)
         if leaf.parent is not None and not leaf.parent.resident:
             self._tree.compress(leaf.parent)
 
@@ -391,21 +408,8 @@ class PrefixCache:
             if earlier.superseded:
                 break
             earlier.superseded = True
-            if not above.pins:
+            if not above.holds:
                 self._policy.update(earlier)
-
-    def _blocks_between(self, end: Node, start: int, stop: int) -> IdArray:
-        """Block ids of [start, stop) on the way to `end`."""
-        size = self.config.block_size
-        pieces = []
-        for node in end.lineage():
-            if node.end <= start:
-                break
-            if node.blocks is not None and node.start < stop:
-                first = max(start - node.start, 0) // size
-                last = (min(stop, node.end) - node.start) // size
-                pieces.append(node.blocks[first:last])
-        return np.concatenate(pieces[::-1]) if pieces else NO_IDS
 
     # -- the whole --------------------------------------------------------------------------
 
@@ -426,8 +430,8 @@ class PrefixCache:
                 if node.blocks is not None:
                     pieces.append(node.blocks)
         self.roots.clear()
-        self._ghost_leaves.clear()
-        self.states = self.blocks = self.ghost_tokens = 0
+        self._ghosts.clear()
+        self.states = self.blocks = 0
         return np.array(states, dtype=np.int64), np.concatenate(pieces)
 
     def report(self) -> reporting.Report:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from radix.checkpoint import Checkpoint
 
 
+VOID_ENTRIES_MIN = 1024  # a heap is swept of void entries once they outnumber the others by so many
+
+
 class EvictionPolicy(Protocol):
     """Keeps the evictable checkpoints in some order. Deterministic; O(log n) a call."""
 
@@ -44,6 +47,7 @@ class ConsumedLru:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, int, Checkpoint]] = []
         self._entries = 0
+        self._limit = VOID_ENTRIES_MIN
 
     def insert(self, checkpoint: Checkpoint) -> None:
         """O(log n)."""
@@ -52,6 +56,10 @@ class ConsumedLru:
         rank = 0 if checkpoint.kind is Kind.OPPORTUNISTIC else 1 if checkpoint.superseded else 2
         entry = (rank, checkpoint.used, self._entries, checkpoint.stamp, checkpoint)
         heapq.heappush(self._heap, entry)
+        if len(self._heap) > self._limit:
+            self._heap = [one for one in self._heap if one[3] == one[4].stamp]
+            heapq.heapify(self._heap)
+            self._limit = 2 * len(self._heap) + VOID_ENTRIES_MIN
 
     def remove(self, checkpoint: Checkpoint) -> None:
         """O(1): the entry is left behind, void."""

@@ -127,7 +127,7 @@ def violations(cache: PrefixCache) -> list[str]:
             found += [f"{text} (node at {node.end})" for text in _node(node, cache)]
             if node.checkpoint is not None:
                 slots[node.checkpoint.slot] += 1
-                totals["protected_states"] += bool(node.pins)
+                totals["protected_states"] += bool(node.holds)
             if node.blocks is None:
                 totals["ghost_tokens"] += len(node.tokens)
             else:
@@ -160,25 +160,38 @@ def _node(node: Node, cache: PrefixCache) -> Iterator[str]:
         (parent.resident or not node.resident, "R2 resident below a ghost"),
         (node.resident or node.checkpoint is None, "R2 a ghost holds a checkpoint"),
         (node.resident or not node.refs, "R2 a ghost is pinned"),
-        (not node.resident or node.checkpoint is not None or resident, "R3 dead KV"),
-        (node.checkpoint is not None or not lone, "R4 a point that nothing needs"),
+        (
+            not node.resident or node.checkpoint is not None or resident or node.pins,
+            "R3 dead KV",
+        ),
+        (
+            node.checkpoint is not None or not lone or node.pins,
+            "R4 a point that nothing needs",
+        ),
         (node.checkpoint is None or node.checkpoint.node is node, "R5 someone else's checkpoint"),
         (node.resident_children == resident, "R6 resident children miscounted"),
-        (node.checkpoint is not None or not node.pins, "R7 a pin without a checkpoint"),
+        (node.checkpoint is not None or not node.holds, "R7 a pin protects no checkpoint"),
     )
     return (text for holds, text in claims if not holds)
 
 
 def _pins(cache: PrefixCache) -> Iterator[str]:
     pins: Counter[int] = Counter()
+    holds: Counter[int] = Counter()
     refs: Counter[int] = Counter()
     for pin in cache.pins.values():
         pins[id(pin.node)] += 1
+        holds[id(pin.node)] += not cache.is_relaxed(pin)
         refs.update(id(node) for node in pin.node.lineage())
         checkpoint = pin.node.checkpoint
-        if pin.depth != pin.node.end or pin.slot != (checkpoint.slot if checkpoint else None):
+        if pin.depth != pin.node.end:
+            yield f"R7 pin {pin.serial} at {pin.depth} is at {pin.node.end}"
+        lost = pin.slot != (checkpoint.slot if checkpoint else None)
+        if lost and not cache.is_relaxed(pin):
             yield f"R7 pin {pin.serial} at {pin.depth} lost its state"
     for root in cache.roots.values():
         for node in (root, *nodes_below(root)):
-            if node.pins != pins[id(node)] or node.refs != refs[id(node)]:
-                yield f"R7 node at {node.end}: {node.pins} pins, {node.refs} refs disagree"
+            counted = (node.pins, node.holds, node.refs)
+            recount = (pins[id(node)], holds[id(node)], refs[id(node)])
+            if counted != recount:
+                yield f"R7 node at {node.end}: pins, holds, refs {counted}, recount {recount}"

@@ -29,6 +29,7 @@ class Node:
         "children",
         "end",
         "evicted_at",
+        "holds",
         "parent",
         "pins",
         "refs",
@@ -46,6 +47,7 @@ class Node:
         self.resident_children = 0
         self.checkpoint: Checkpoint | None = None
         self.pins = 0  # pins that end here
+        self.holds = 0  # of these, the ones that protect the checkpoint as well
         self.refs = 0  # pins that end here or below
         self.evicted_at = 0  # deepest checkpoint this edge has lost
         self.seen = 0  # tick at which a ghost was last evidence
@@ -168,15 +170,15 @@ class Tree:
     def compress(self, node: Node) -> Node:
         """Merge a node that is no longer needed as a point into its only child; who is left.
 
-        A point is needed if it is a root, holds a checkpoint, branches, or is where residency ends.
+        A point is needed if it is a root, holds a checkpoint, branches, is where a pin ends, or is
+        where residency ends.
         """
         parent = node.parent
-        if parent is None or node.checkpoint is not None or len(node.children) != 1:
+        if parent is None or node.checkpoint is not None or len(node.children) != 1 or node.pins:
             return node
         (child,) = node.children.values()
         if child.resident != node.resident:
             return node
-        assert node.pins == 0, (node.end, node.pins)
         child.tokens = np.concatenate((node.tokens, child.tokens))
         if node.blocks is not None and child.blocks is not None:
             child.blocks = np.concatenate((node.blocks, child.blocks))
@@ -196,6 +198,19 @@ class Tree:
         del parent.children[self._key(leaf.tokens, 0)]
         leaf.parent = None
         return parent
+
+    def blocks_between(self, end: Node, start: int, stop: int) -> IdArray:
+        """Block ids of [start, stop) on the way to `end`."""
+        size = self.block_size
+        pieces = []
+        for node in end.lineage():
+            if node.end <= start:
+                break
+            if node.blocks is not None and node.start < stop:
+                first = max(start - node.start, 0) // size
+                last = (min(stop, node.end) - node.start) // size
+                pieces.append(node.blocks[first:last])
+        return np.concatenate(pieces[::-1]) if pieces else NO_IDS
 
     def make_resident(self, node: Node, blocks: IdArray) -> None:
         """Give a ghost below a resident parent its blocks."""

@@ -24,3 +24,16 @@ class JointPrefillBudget(PrefillBudget):
 
     def _available_and_evictable(self) -> int:
         return self.tree_cache.reclaimable_blocks() * self.page_size
+
+    def available_chunk_tokens(self, chunk_limit: int) -> int | None:
+        """How much of an unfinished prefill fits now; None: it waits, keeping what it has.
+
+        Stock lets it take a whole chunk even when nothing is left, and dies in the allocation.
+        """
+        available = min(chunk_limit, int(self.remaining_current) - self.page_size)
+        return available if available > 0 else None
+
+    def hold_back(self, tokens: int) -> None:
+        """Keep tokens that a request admitted earlier is still going to need."""
+        self.total_offset += tokens
+        self.current_offset += tokens

@@ -201,6 +201,12 @@ class KimiK3Cache(BasePrefixCache):
                 self.trace.request(req.rid, tokens_of(req.full_untruncated_fill_ids))
         self._publish()
 
+    def launched(self, reqs: list[Req]) -> None:
+        """A prefill of these was launched: states they resumed from are copied, need no pin."""
+        for req in reqs:
+            if req.lock is not None:
+                self.cache.relax(req.lock.pin)
+
     def checkpoint(self, req: Req, *, up_to: int, **_: Any) -> None:
         """Publish what the request computed, if its live state stands on a stop or it finished."""
         if self.disable:

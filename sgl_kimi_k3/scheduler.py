@@ -70,7 +70,7 @@ class StopAwareAdder(PrefillAdder):
         super()._commit_prefill_admission(req, *args, **kwargs)
         self.tree_cache.admitted(req)
         if self.new_chunked_req is req:
-            self._leader = req
+            self._lead(req)
 
     def add_chunked_req(self, req: Req) -> Req | None:
         """Continue the one unfinished prefill, up to its next stop."""
@@ -80,8 +80,18 @@ class StopAwareAdder(PrefillAdder):
             room = cut - req.prefix_len
             limit = self.chunked_req_limit
             self.chunked_req_limit = room if limit is None else min(limit, room)
-        self._leader = super().add_chunked_req(req)
-        return self._leader
+        unfinished = super().add_chunked_req(req)
+        if unfinished is not None:
+            self._lead(unfinished)
+        return unfinished
+
+    def _lead(self, req: Req) -> None:
+        """Note the unfinished prefill and leave room for the rest of its prompt.
+
+        Requests admitted beside it must not take what its coming chunks need.
+        """
+        self._leader = req
+        self.memory_budget.hold_back(len(req.full_untruncated_fill_ids) - req.extend_end)
 
 
 def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:
@@ -109,8 +119,10 @@ def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any
     batch = args[0] if args else kwargs.get("batch")
     pairs = getattr(batch, "kimi_k3_copies", None)
     if pairs:
-        batch.kimi_k3_copies = None
         batch.tree_cache.arena.copy_states(pairs)
+    if pairs is not None:
+        batch.kimi_k3_copies = None
+        batch.tree_cache.launched(batch.reqs)
     return result
 
 

@@ -1,0 +1,58 @@
+"""Ghosts: tokens without bytes, the evidence for a second sight; bounded, the oldest go first."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from radix.eviction import VOID_ENTRIES_MIN
+
+if TYPE_CHECKING:
+    from radix.tree import Node, Tree
+
+
+class Ghosts:
+    """Counts ghost tokens and forgets the least recently seen leaves beyond `bound` (R8)."""
+
+    def __init__(self, tree: Tree, bound: int) -> None:
+        self._tree = tree
+        self._bound = bound
+        self._leaves: list[tuple[int, int, Node]] = []  # oldest first; void entries stay
+        self._entries = 0
+        self._limit = VOID_ENTRIES_MIN
+        self.tokens = 0
+
+    def queue(self, node: Node, seen: int) -> None:
+        """Note a ghost that may be forgotten once it is a leaf, last seen at that tick."""
+        if not node.children:
+            node.seen = seen
+            self._entries += 1
+            heapq.heappush(self._leaves, (node.seen, self._entries, node))
+            if len(self._leaves) > self._limit:
+                self._leaves = [one for one in self._leaves if _is_current(one[2], one[0])]
+                heapq.heapify(self._leaves)
+                self._limit = 2 * len(self._leaves) + VOID_ENTRIES_MIN
+
+    def trim(self) -> bool:
+        """Forget, leaf by leaf, down to the bound; whether anything was forgotten."""
+        before = self.tokens
+        while self.tokens > self._bound:
+            seen, _, leaf = heapq.heappop(self._leaves)
+            if not _is_current(leaf, seen):
+                continue
+            self.tokens -= len(leaf.tokens)
+            parent = self._tree.remove(leaf)
+            if parent.resident or parent.children:
+                self._tree.compress(parent)
+            else:
+                self.queue(parent, parent.seen)
+        return self.tokens < before
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._leaves.clear()
+        self.tokens = 0
+
+
+def _is_current(leaf: Node, seen: int) -> bool:
+    return not (leaf.parent is None or leaf.resident or leaf.children or leaf.seen != seen)
