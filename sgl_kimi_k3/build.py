@@ -6,10 +6,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.runtime_context import mamba_cache_chunk_size
 
 from sgl_kimi_k3.boundaries import BoundaryRule
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
+from sgl_kimi_k3.compat import IncompatibleError
+from sgl_kimi_k3.models import is_portable
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
 from sgl_kimi_k3.trace import TraceWriter
 
@@ -47,12 +50,28 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
             f"--radix-cache-backend kimi_k3 runs with --page-size 1, but the attention backend "
             f"chose {params.page_size}: pass --attention-backend triton"
         )
+    _check_model(context.model_config.hf_config.architectures)
     _warn_if_inert(options, context.model_config.context_len)
     rule = _boundary_rule(context.server_args) if options.boundaries == "auto" else None
     trace = TraceWriter(options.trace, options.grid) if _records(context, options) else None
     logger.info("kimi_k3 cache: %s; message boundaries %s", options, "on" if rule else "off")
     kernel_chunk = _kernel_chunk(allocator, context.server_args)
     return KimiK3Cache(params, options, rule=rule, kernel_chunk=kernel_chunk, trace=trace)
+
+
+def _check_model(architectures: list[str]) -> None:
+    """Refuse stock's class where the portable one should serve.
+
+    SGLang logs a model package that fails to import and takes its own class without a word.
+    """
+    if not is_portable():
+        return
+    model, _ = ModelRegistry.resolve_model_cls(architectures)
+    if not model.__module__.startswith("sgl_kimi_k3."):
+        raise IncompatibleError(
+            f"SGLang resolved {architectures} to {model.__module__} instead of the portable model: "
+            "see its log above for the import that failed"
+        )
 
 
 def _kernel_chunk(allocator: ArenaAllocator, server_args: Any) -> int:
