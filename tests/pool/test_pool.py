@@ -97,6 +97,15 @@ def test_alloc_moves_a_state_for_blocks():
     assert pool.states.index_of(grant.states[1:]).tolist() == [2, 1]
 
 
+def test_alloc_moves_no_more_states_than_needed():
+    pool = small(total=240, state=30, block=10)
+    grant = take(pool, 8, 0)
+    pool.free(grant.states[:3], NONE)
+    more = take(pool, 0, 4)
+    assert [move.sources.tolist() for move in more.moves] == [[7, 8]]
+    assert pool.report().states.frontier == 6
+
+
 @pytest.mark.parametrize(
     ("ids", "why"),
     [([1, 1], "twice"), ([99], "foreign"), ([0], "foreign"), ([-1], "foreign"), ([5], "free")],
@@ -142,6 +151,7 @@ def test_retired_units_keep_their_bytes_until_their_step_drains():
     pool.drain(Step(3))
     assert not pool.fits(1, 0)
     pool.drain(Step(4))
+    assert (pool.retired_states, pool.retired_blocks) == (0, 0)
     assert pool.fits(3, 1)
     assert pool.violations() == []
 
