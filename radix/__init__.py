@@ -2,6 +2,7 @@
 
 from radix.cache import PrefixCache
 from radix.eviction import ConsumedLru, EvictionPolicy
+from radix.expected_loss import ExpectedLoss
 from radix.lease import Lease, admit
 from radix.ports import GrantLike, PoolPort
 from radix.report import Loss, Report
@@ -14,6 +15,7 @@ __all__ = [
     "ConsumedLru",
     "Costs",
     "EvictionPolicy",
+    "ExpectedLoss",
     "GrantLike",
     "IdArray",
     "Kind",

@@ -10,29 +10,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from radix import lines
 from radix import report as reporting
 from radix.checkpoint import Checkpoint
-from radix.eviction import ConsumedLru, EvictionPolicy
+from radix.expected_loss import ExpectedLoss
 from radix.ghosts import Ghosts
 from radix.retention import plan_stops
-from radix.tokens import NO_IDS, IdArray, TokenArray
+from radix.tokens import NO_IDS, IdArray, TokenArray, check_tokens
 from radix.tree import Node, Tree, Walk, new_root, nodes_below
-from radix.values import CacheConfig, Commit, Kind, Match, Offer, Pin, Stop, check_commit
+from radix.values import ENDS, CacheConfig, Commit, Match, Offer, Pin, Stop, check_commit
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from radix.eviction import EvictionPolicy
     from radix.ports import GrantLike, PoolPort
 
-_ENDS = (Kind.PROMPT_END, Kind.TURN_END, Kind.RETRACT)
 _NOWHERE = Walk((), None, 0, 0)
+_LOST_PER_EDGE = 32  # evicted checkpoints that one edge remembers
 
 
 class PrefixCache:
     """A sparse radix tree of KV blocks with state checkpoints at chosen depths.
 
-    `pool` is asked for room and given back what is evicted; `policy` orders the victims.
-    Depths are token counts from 0. Ids are the pool's.
+    `pool` is asked for room and given back what is evicted; `policy` orders the victims. Depths
+    are token counts from 0. Ids are the pool's.
     """
 
     def __init__(
@@ -44,15 +46,15 @@ class PrefixCache:
         self.pins: dict[int, Pin] = {}
         self.states = 0  # checkpoints in the tree
         self.blocks = 0  # KV blocks in the tree
-        self.protected_states = 0  # checkpoints that a pin ends at
+        self.protected_states = 0  # checkpoints that a pin protects
         self.protected_blocks = 0  # blocks on the way to a pin
-        self.tick = 0  # logical time: touches and commits
+        self.tick = 0  # logical time: one per consumption
         self._pool = pool
-        self._policy = ConsumedLru() if policy is None else policy
+        self._policy = ExpectedLoss(config.costs) if policy is None else policy
         self._tree = Tree(config.block_size)
-        self._serial = 0
+        self._ghosts = Ghosts(self._tree, config.ghost_tokens, self._policy.forget)
         self._relaxed: set[int] = set()  # serials of pins that no longer protect a state
-        self._ghosts = Ghosts(self._tree, config.ghost_tokens)
+        self._serial = 0
 
     # -- looking up -------------------------------------------------------------------------
 
@@ -61,8 +63,9 @@ class PrefixCache:
 
         `resume_len` is at most `limit` and at most len(tokens) - 1: the last token is always
         computed, and a state that contains it must not be restored. Costs per edge and per
-        32,768 compared tokens.
+        32,768 compared tokens. Raises ValueError for another dtype or shape.
         """
+        check_tokens(tokens)
         cap = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
         root = self.roots.get(namespace)
         walk = _NOWHERE if root is None else self._tree.walk(root, tokens)
@@ -71,8 +74,7 @@ class PrefixCache:
         resume = 0 if node is None else node.end
         checkpoint = None if node is None else node.checkpoint
         reach = min(walk.matched_len, cap)
-        grid = self.config.grid
-        junction = reach - reach % grid
+        junction = reach - reach % self.config.grid
         passed = walk.path if walk.partial is None else (*walk.path, walk.partial)
         last = passed[-1] if passed else root
         return Match(
@@ -80,15 +82,14 @@ class PrefixCache:
             matched_len=walk.matched_len,
             resident_len=walk.resident_len,
             resume_len=resume,
-            junction=junction if reach - resume >= grid and junction > resume else None,
+            junction=junction if junction > resume <= reach - self.config.grid else None,
             slot=None if checkpoint is None else checkpoint.slot,
             prompt_len=len(tokens),
             limit=cap,
-            evicted_len=max((n.evicted_at for n in passed if n.evicted_at <= reach), default=0),
             diverged=walk.partial is not None or bool(last is not None and last.children),
             kind=None if checkpoint is None else checkpoint.kind,
             node=node,
-            tokens=tokens,
+            missed=tuple(c for n in passed for c in n.lost if resume < c.depth <= reach),
         )
 
     def stops(
@@ -103,16 +104,21 @@ class PrefixCache:
         blocks = -(-(prompt_len - start) // config.block_size) + config.reserve_blocks
         return plan_stops(
             config,
+            match,
             start=start,
             prompt_len=prompt_len,
-            junction=match.junction,
             boundaries=boundaries,
             spare=lambda n: self._pool.fits(n + config.reserve_states, blocks),
         )
 
     def record(self, match: Match) -> None:
-        """Count a request once, when it is first scheduled."""
+        """Count a request once, when it is first scheduled, and what it missed."""
         self.counters.record(match)
+        for missed in match.missed:
+            stood_last = not (missed.later or missed.twins)
+            if missed.lost and (stood_last or missed is match.missed[-1]):
+                missed.gap, missed.line = self.tick - missed.used, missed.kind
+                self._policy.consume(missed, self.tick)
 
     # -- holding ----------------------------------------------------------------------------
 
@@ -124,7 +130,7 @@ class PrefixCache:
         node = self._current(match)
         if node is None:
             node = self.roots.setdefault(match.namespace, new_root())
-        return self._hold(node, match.namespace)
+        return self._hold(node, match.namespace, turn=0)
 
     def _current(self, match: Match) -> Node | None:
         node = match.node
@@ -132,12 +138,12 @@ class PrefixCache:
             raise ValueError(f"stale match: the state at {match.resume_len} is gone, match again")
         return node
 
-    def _hold(self, node: Node, namespace: Hashable) -> Pin:
+    def _hold(self, node: Node, namespace: Hashable, *, turn: int) -> Pin:
         checkpoint = node.checkpoint
         node.pins += 1
         node.holds += 1
         if checkpoint is not None and node.holds == 1:
-            self._policy.remove(checkpoint)
+            self._policy.update(checkpoint, self.tick)
             self.protected_states += 1
         for above in node.lineage():
             above.refs += 1
@@ -145,7 +151,7 @@ class PrefixCache:
                 self.protected_blocks += len(above.blocks)
         self._serial += 1
         slot = None if checkpoint is None else checkpoint.slot
-        pin = Pin(self._serial, namespace, node.end, slot, node)
+        pin = Pin(self._serial, namespace, node.end, slot, node, turn or self._serial)
         self.pins[pin.serial] = pin
         return pin
 
@@ -179,7 +185,7 @@ class PrefixCache:
         node.holds -= 1
         if node.checkpoint is not None and node.holds == 0:
             self.protected_states -= 1
-            self._policy.insert(node.checkpoint)
+            self._policy.update(node.checkpoint, self.tick)
 
     def is_relaxed(self, pin: Pin) -> bool:
         """Whether the open pin protects its KV only."""
@@ -188,16 +194,6 @@ class PrefixCache:
     def _check_open(self, pin: Pin) -> None:
         if self.pins.get(pin.serial) is not pin:
             raise ValueError(f"pin {pin.serial} at {pin.depth} is not open in this cache")
-
-    @property
-    def ghost_tokens(self) -> int:
-        """Tokens remembered without bytes."""
-        return self._ghosts.tokens
-
-    def _trim_ghosts(self) -> None:
-        if self._ghosts.trim():
-            for namespace in [name for name, root in self.roots.items() if not root.children]:
-                self._forget_empty(namespace)
 
     def _forget_empty(self, namespace: Hashable) -> None:
         root = self.roots.get(namespace)
@@ -210,17 +206,15 @@ class PrefixCache:
         self.tick += 1
         checkpoint = pin.node.checkpoint
         if checkpoint is not None:
-            checkpoint.used = self.tick
-            checkpoint.hits += 1
-            checkpoint.superseded = False
+            checkpoint.gap, checkpoint.line = self.tick - checkpoint.used, checkpoint.kind
+            self._policy.consume(checkpoint, self.tick)
 
     def path_blocks(self, held: Pin | Match) -> IdArray:
         """Block ids of [0, depth) of a pin, or of [0, resume_len) of a current match."""
         node = held.node if isinstance(held, Pin) else self._current(held)
-        if node is None or node.parent is None:
+        if node is None:
             return NO_IDS
-        pieces = [above.blocks for above in node.lineage() if above.blocks is not None]
-        return np.concatenate(pieces[::-1])
+        return self._tree.blocks_between(node, 0, node.end)
 
     # -- making room ------------------------------------------------------------------------
 
@@ -234,6 +228,11 @@ class PrefixCache:
         """Blocks that no pin needs."""
         return self.blocks - self.protected_blocks
 
+    @property
+    def ghost_tokens(self) -> int:
+        """Tokens remembered without bytes."""
+        return self._ghosts.tokens
+
     def fits(self, states: int, blocks: int) -> bool:
         """Whether `acquire` would succeed. O(1), joint over both kinds."""
         return self._pool.fits_after(
@@ -245,21 +244,20 @@ class PrefixCache:
         if not self.fits(states, blocks):
             return False
         slots: list[int] = []
-        pieces: list[IdArray] = []
+        pieces: list[IdArray] = [NO_IDS]
         freed = 0
         while not self._pool.fits_after(
             states, blocks, freed_states=len(slots), freed_blocks=freed
         ):
-            victim = self._policy.victim()
+            victim = self._policy.victim(self.tick)
             assert victim is not None, (states, blocks, len(slots), freed)
             slots.append(victim.slot)
             for piece in self._drop(victim):
                 pieces.append(piece)
                 freed += len(piece)
         if slots:
-            ids = np.concatenate(pieces) if pieces else NO_IDS
             self.counters.evicted_tokens += freed * self.config.block_size
-            self._pool.free(np.array(slots, dtype=np.int64), ids)
+            self._pool.free(np.array(slots, dtype=np.int64), np.concatenate(pieces))
             self._trim_ghosts()
         return True
 
@@ -273,12 +271,18 @@ class PrefixCache:
 
     def _drop(self, checkpoint: Checkpoint) -> list[IdArray]:
         """Forget a state and the KV that only it needed, whose tokens stay as a ghost."""
-        node: Node = checkpoint.node
-        self._policy.remove(checkpoint)
+        node = checkpoint.node
         self.counters.evicted[checkpoint.kind] += 1
         self.states -= 1
         node.checkpoint = None
-        node.evicted_at = node.end
+        checkpoint.lost = True
+        self._policy.lose(checkpoint, self.tick)
+        for old in node.lost[: 1 - _LOST_PER_EDGE]:
+            self._policy.forget(old)
+        node.lost = (*node.lost[1 - _LOST_PER_EDGE :], checkpoint)
+        if checkpoint.kind in ENDS:
+            for changed in lines.leave(checkpoint):
+                self._policy.update(changed, self.tick)
         return self._bury(node)
 
     def _bury(self, node: Node) -> list[IdArray]:
@@ -293,11 +297,16 @@ class PrefixCache:
             self._ghosts.tokens += len(node.tokens)
             self._ghosts.queue(self._tree.compress(node), self.tick)
             node = parent
-        self._tree.compress(node)
-        above = next((n for n in node.lineage() if n.checkpoint is not None), None)
-        if above is not None and above.checkpoint is not None and not above.holds:
-            self._policy.update(above.checkpoint)
+        survivor = self._tree.compress(node)
+        above = next((n.checkpoint for n in survivor.lineage() if n.checkpoint is not None), None)
+        if above is not None:
+            self._policy.update(above, self.tick)
         return pieces
+
+    def _trim_ghosts(self) -> None:
+        bare = self._ghosts.trim()
+        if bare:
+            self.roots = {n: r for n, r in self.roots.items() if r not in bare or r.refs}
 
     # -- growing ----------------------------------------------------------------------------
 
@@ -321,32 +330,33 @@ class PrefixCache:
         Raises ValueError, with nothing changed, if the pin is not open, is not on the way of
         `tokens`, or an offer does not fit the key.
         """
+        size = self.config.block_size
+        check_tokens(tokens)
         self._check_open(pin)
-        check_commit(pin, tokens, namespace, block_ids, checkpoints, self.config.block_size)
-        root = self.roots[namespace]
-        walk = self._tree.walk(root, tokens)
+        check_commit(pin, tokens, namespace, block_ids, checkpoints, size)
+        walk = self._tree.walk(self.roots[namespace], tokens)
         if pin.depth and all(node is not pin.node for node in walk.path):
             raise ValueError(f"the pin at {pin.depth} is not on the way of these tokens")
-        self.tick += 1
         held = {node.end for node in walk.path if node.checkpoint is not None}
         taken = sorted((o for o in checkpoints if o[0] not in held), key=lambda offer: offer[0])
         refused = tuple(slot for depth, slot, _ in checkpoints if depth in held)
+        self.counters.refused_present += len(refused)
         kept = max([pin.depth, *held, *(depth for depth, _, _ in taken)])
-        end, fresh = self._grow(pin, tokens, walk.matched_len, kept, block_ids)
+        end = self._grow(pin, tokens, walk.matched_len, kept, block_ids)
         for offer in taken:
-            self._place(root, tokens, offer)
-        for node in fresh:
+            self._place(pin, tokens, offer)
+        for node in tuple(end.lineage()):
+            if node.end <= pin.depth:
+                break
             self._tree.compress(node)
         self._remember(end, tokens, max(walk.matched_len, kept))
-        self.counters.refused_present += len(refused)
 
-        size = self.config.block_size
         shared = min(walk.resident_len, kept)
         blocks = block_ids[: (kept - pin.depth) // size].copy()
         if shared > pin.depth:
             canonical = self._tree.blocks_between(end, pin.depth, shared)
             blocks[: len(canonical)] = canonical
-        moved = None if finished else self._hold(end, namespace)
+        moved = None if finished else self._hold(end, namespace, turn=pin.turn)
         if moved is not None:
             self.relax(moved)  # the request goes on with its own live state
         self.unpin(pin)
@@ -356,7 +366,7 @@ class PrefixCache:
 
     def _grow(
         self, pin: Pin, tokens: TokenArray, known: int, kept: int, block_ids: IdArray
-    ) -> tuple[Node, list[Node]]:
+    ) -> Node:
         """Make [pin.depth, kept) resident with the caller's blocks where it was not."""
         end = self._tree.ensure(pin.node, tokens, kept)
         self._ghosts.tokens += max(0, kept - known)
@@ -371,7 +381,7 @@ class PrefixCache:
             self._tree.make_resident(node, block_ids[first:last].copy())
             self.blocks += last - first
             self._ghosts.tokens -= len(node.tokens)
-        return end, fresh
+        return end
 
     def _remember(self, end: Node, tokens: TokenArray, known: int) -> None:
         """Keep the tokens past `end` as a ghost: evidence for a second sight."""
@@ -385,31 +395,24 @@ class PrefixCache:
         if leaf.parent is not None and not leaf.parent.resident:
             self._tree.compress(leaf.parent)
 
-    def _place(self, root: Node, tokens: TokenArray, offer: Offer) -> None:
+    def _place(self, pin: Pin, tokens: TokenArray, offer: Offer) -> None:
         depth, slot, kind = offer
-        node = self._tree.ensure(root, tokens, depth)
+        start = pin.node if depth >= pin.depth else self.roots[pin.namespace]
+        node = self._tree.ensure(start, tokens, depth)
         assert node.end == depth, (depth, node.end)
         assert node.resident, depth
         assert node.checkpoint is None, depth
-        checkpoint = Checkpoint(node, slot, kind, self.tick)
+        if node.lost and node.lost[-1].depth == depth:
+            self._policy.forget(node.lost[-1])
+            node.lost = node.lost[:-1]
+        checkpoint = Checkpoint(node, slot, kind, turn=pin.turn, tick=self.tick)
         node.checkpoint = checkpoint
         self.states += 1
         self.counters.taken[kind] += 1
-        if kind in _ENDS:
-            self._supersede(node)
-        self._policy.insert(checkpoint)
-
-    def _supersede(self, node: Node) -> None:
-        """An end deeper on the same path makes the earlier ends unlikely to be resumed."""
-        for above in node.lineage():
-            earlier = above.checkpoint
-            if above is node or earlier is None or earlier.kind not in _ENDS:
-                continue
-            if earlier.superseded:
-                break
-            earlier.superseded = True
-            if not above.holds:
-                self._policy.update(earlier)
+        if kind in ENDS:
+            for changed in lines.join(checkpoint):
+                self._policy.update(changed, self.tick)
+        self._policy.keep(checkpoint, self.tick)
 
     # -- the whole --------------------------------------------------------------------------
 
@@ -424,8 +427,10 @@ class PrefixCache:
         pieces: list[IdArray] = [NO_IDS]
         for root in self.roots.values():
             for node in nodes_below(root):
+                for checkpoint in (node.checkpoint, *node.lost):
+                    if checkpoint is not None:
+                        self._policy.forget(checkpoint)
                 if node.checkpoint is not None:
-                    self._policy.remove(node.checkpoint)
                     states.append(node.checkpoint.slot)
                 if node.blocks is not None:
                     pieces.append(node.blocks)

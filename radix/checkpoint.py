@@ -10,20 +10,48 @@ if TYPE_CHECKING:
 
 
 class Checkpoint:
-    """One immutable state at the end of `node`, and how it has been used.
+    """One immutable state at `depth`, and how it has been used. Times are ticks.
 
-    `used` is the tick of its creation or last consumption, `hits` how often it was consumed.
-    `superseded` says that a later turn of the same path has an end of its own.
+    Once evicted (`lost`) its `slot` means nothing, and the edge that covers `depth` remembers it.
+    What `radix.lines` keeps: `line` is the kind of end that the request before the last resumed
+    from, `gap` how long after its making or last use; `later` counts the held ends of later turns
+    below, `twins` those of the same turn.
     """
 
-    __slots__ = ("created", "hits", "kind", "node", "slot", "stamp", "superseded", "used")
+    __slots__ = (
+        "created",
+        "depth",
+        "gap",
+        "hits",
+        "kind",
+        "later",
+        "line",
+        "lost",
+        "node",
+        "note",
+        "slot",
+        "turn",
+        "twins",
+        "used",
+    )
 
-    def __init__(self, node: Node, slot: SlotId, kind: Kind, tick: int) -> None:
+    def __init__(self, node: Node, slot: SlotId, kind: Kind, *, turn: int, tick: int) -> None:
         self.node = node
+        self.depth = node.end
         self.slot = slot
         self.kind = kind
+        self.turn = turn  # which request made it
         self.created = tick
-        self.used = tick
+        self.used = tick  # made, or last consumed
         self.hits = 0
-        self.superseded = False
-        self.stamp = 0  # the policy's: entries with an older stamp are void
+        self.gap = 0  # 0: unknown
+        self.line: Kind | None = None
+        self.later = 0
+        self.twins = 0
+        self.lost = False
+        self.note: object = None  # the policy's
+
+    @property
+    def evictable(self) -> bool:
+        """Whether the tree has it and no pin protects it."""
+        return not self.lost and not self.node.holds

@@ -1,6 +1,7 @@
-"""The order of victims. A policy sees only checkpoints that may be evicted.
+"""The order of victims: what a policy is told, and the plainest one.
 
-Evicting a checkpoint frees its state, and with it the KV that serves no other checkpoint.
+Evicting a checkpoint frees its state, and with it the KV that serves no other checkpoint. So KV
+that no checkpoint covers never waits for eviction, and a victim is always a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,65 +14,86 @@ from radix.values import Kind
 if TYPE_CHECKING:
     from radix.checkpoint import Checkpoint
 
-
 VOID_ENTRIES_MIN = 1024  # a heap is swept of void entries once they outnumber the others by so many
 
 
 class EvictionPolicy(Protocol):
-    """Keeps the evictable checkpoints in some order. Deterministic; O(log n) a call."""
+    """Orders the evictable checkpoints. Deterministic, O(log n) a call; `now` never goes back."""
 
-    def insert(self, checkpoint: Checkpoint) -> None:
-        """It became evictable: newly kept, or its last pin is gone."""
+    def keep(self, checkpoint: Checkpoint, now: int) -> None:
+        """The tree holds it from now on."""
         ...
 
-    def remove(self, checkpoint: Checkpoint) -> None:
-        """It is no longer evictable: pinned or evicted."""
+    def update(self, checkpoint: Checkpoint, now: int) -> None:
+        """What it is judged by changed: its facts, its neighbours, or whether it is evictable."""
         ...
 
-    def update(self, checkpoint: Checkpoint) -> None:
-        """An evictable checkpoint's facts or surroundings changed."""
+    def consume(self, checkpoint: Checkpoint, now: int) -> None:
+        """A request resumed from it, or, if it is lost, would have."""
         ...
 
-    def victim(self) -> Checkpoint | None:
-        """The next one to go; it stays in the order until it is removed."""
+    def lose(self, checkpoint: Checkpoint, now: int) -> None:
+        """It was evicted; its tokens are still known."""
+        ...
+
+    def forget(self, checkpoint: Checkpoint) -> None:
+        """Nothing will be heard of it again."""
+        ...
+
+    def victim(self, now: int) -> Checkpoint | None:
+        """The next one to go, None if nothing is evictable."""
         ...
 
 
 class ConsumedLru:
-    """Opportunistic checkpoints, then superseded ends, then the least recently consumed.
+    """Unproven opportunistic checkpoints first, then the least recently made or consumed.
 
-    >>> ConsumedLru().victim() is None
-    True
+    Only the checkpoint that a request resumes from is refreshed, never its path.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, int, Checkpoint]] = []
-        self._entries = 0
+        self._heap: list[tuple[bool, int, int, Checkpoint]] = []
+        self._serial = 0
         self._limit = VOID_ENTRIES_MIN
 
-    def insert(self, checkpoint: Checkpoint) -> None:
+    def keep(self, checkpoint: Checkpoint, now: int) -> None:
         """O(log n)."""
-        checkpoint.stamp += 1
-        self._entries += 1
-        rank = 0 if checkpoint.kind is Kind.OPPORTUNISTIC else 1 if checkpoint.superseded else 2
-        entry = (rank, checkpoint.used, self._entries, checkpoint.stamp, checkpoint)
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > self._limit:
-            self._heap = [one for one in self._heap if one[3] == one[4].stamp]
-            heapq.heapify(self._heap)
-            self._limit = 2 * len(self._heap) + VOID_ENTRIES_MIN
+        self.update(checkpoint, now)
 
-    def remove(self, checkpoint: Checkpoint) -> None:
-        """O(1): the entry is left behind, void."""
-        checkpoint.stamp += 1
+    def update(self, checkpoint: Checkpoint, now: int) -> None:
+        """O(log n); the entry it had becomes void."""
+        del now
+        self._serial += 1
+        checkpoint.note = self._serial
+        if checkpoint.evictable:
+            proven = checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.hits > 0
+            heapq.heappush(self._heap, (proven, checkpoint.used, self._serial, checkpoint))
+            if len(self._heap) > self._limit:
+                self._heap = [entry for entry in self._heap if entry[3].note == entry[2]]
+                heapq.heapify(self._heap)
+                self._limit = 2 * len(self._heap) + VOID_ENTRIES_MIN
 
-    update = insert
+    def consume(self, checkpoint: Checkpoint, now: int) -> None:
+        """O(log n)."""
+        checkpoint.used = now
+        checkpoint.hits += 1
+        self.update(checkpoint, now)
 
-    def victim(self) -> Checkpoint | None:
+    def lose(self, checkpoint: Checkpoint, now: int) -> None:
+        """O(1)."""
+        del now
+        checkpoint.note = None
+
+    def forget(self, checkpoint: Checkpoint) -> None:
+        """O(1)."""
+        checkpoint.note = None
+
+    def victim(self, now: int) -> Checkpoint | None:
         """Amortised O(log n)."""
+        del now
         while self._heap:
-            *_, stamp, checkpoint = self._heap[0]
-            if stamp == checkpoint.stamp:
+            _, _, serial, checkpoint = self._heap[0]
+            if checkpoint.note == serial:
                 return checkpoint
             heapq.heappop(self._heap)
         return None

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING
 from radix.eviction import VOID_ENTRIES_MIN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from radix.checkpoint import Checkpoint
     from radix.tree import Node, Tree
 
 
 class Ghosts:
-    """Counts ghost tokens and forgets the least recently seen leaves beyond `bound` (R8)."""
+    """Counts ghost tokens and forgets the least recently seen leaves beyond `bound` (R8).
 
-    def __init__(self, tree: Tree, bound: int) -> None:
+    `forget` is called with every evicted checkpoint that such a leaf still knew.
+    """
+
+    def __init__(self, tree: Tree, bound: int, forget: Callable[[Checkpoint], None]) -> None:
         self._tree = tree
+        self._forget = forget
         self._bound = bound
         self._leaves: list[tuple[int, int, Node]] = []  # oldest first; void entries stay
         self._entries = 0
@@ -33,20 +40,24 @@ class Ghosts:
                 heapq.heapify(self._leaves)
                 self._limit = 2 * len(self._leaves) + VOID_ENTRIES_MIN
 
-    def trim(self) -> bool:
-        """Forget, leaf by leaf, down to the bound; whether anything was forgotten."""
-        before = self.tokens
+    def trim(self) -> list[Node]:
+        """Forget, leaf by leaf, down to the bound; the roots that were left without any token."""
+        bare: list[Node] = []
         while self.tokens > self._bound:
             seen, _, leaf = heapq.heappop(self._leaves)
             if not _is_current(leaf, seen):
                 continue
             self.tokens -= len(leaf.tokens)
+            for checkpoint in leaf.lost:
+                self._forget(checkpoint)
             parent = self._tree.remove(leaf)
             if parent.resident or parent.children:
                 self._tree.compress(parent)
             else:
                 self.queue(parent, parent.seen)
-        return self.tokens < before
+            if parent.parent is None and not parent.children:
+                bare.append(parent)
+        return bare
 
     def clear(self) -> None:
         """Forget all."""

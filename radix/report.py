@@ -57,7 +57,7 @@ class Counters:
 def losses(match: Match) -> Iterator[tuple[Loss, int]]:
     """Split [resume_len, prompt_len) by reason; the parts add up."""
     reach = max(match.resume_len, min(match.matched_len, match.limit))
-    evicted = max(match.resume_len, min(match.evicted_len, reach))
+    evicted = match.missed[-1].depth if match.missed else match.resume_len
     yield Loss.EVICTED, evicted - match.resume_len
     yield Loss.NO_CHECKPOINT, reach - evicted
     rest = match.prompt_len - reach

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from radix.values import CacheConfig, Kind, Stop
+from radix.values import Kind, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from radix.values import CacheConfig, Match
 
 _GROWTH = 16  # opportunistic gaps double after this many, so a gap is at most 1/8 of its depth
 
@@ -41,19 +43,21 @@ def opportunistic_depths(step: int, start: int, end: int) -> list[int]:
 
 def plan_stops(
     config: CacheConfig,
+    match: Match,
     *,
     start: int,
     prompt_len: int,
-    junction: int | None,
     boundaries: Sequence[int],
     spare: Callable[[int], bool],
 ) -> tuple[Stop, ...]:
     """Sorted depths in (start, prompt_len] at which a state is wanted, one kind each.
 
     The prompt's end (floored to the block) is always among them. Where two reasons meet, the
-    stronger names the kind: prompt end, junction, boundary, interval, opportunistic.
-    `spare(n)` says whether memory for n opportunistic states is free; if not, every other one is
-    given up until it is.
+    stronger names the kind: prompt end, junction, boundary, interval, opportunistic. A junction
+    needs a second way on: a prompt that just goes on where a known one ended shares nothing that
+    its own end will not cover; one that is known to its end may come a third time. `spare(n)`
+    says whether memory for n states is free; if not, every other opportunistic one is given up
+    until it is.
     """
     end = prompt_len - prompt_len % config.block_size
     if end <= start:
@@ -65,8 +69,9 @@ def plan_stops(
         depth = boundary - boundary % config.block_size
         if start < depth < end:
             kinds[depth] = Kind.BOUNDARY
-    if junction is not None and start < junction < end:
-        kinds[junction] = Kind.JUNCTION
+    proven = match.diverged or match.matched_len >= end
+    if proven and match.junction is not None and start < match.junction < end:
+        kinds[match.junction] = Kind.JUNCTION
     kinds[end] = Kind.PROMPT_END
     step = config.opportunistic
     while step and step < end:

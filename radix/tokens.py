@@ -30,3 +30,9 @@ def common_len(left: TokenArray, right: TokenArray) -> int:
         if differs[first]:
             return start + first
     return limit
+
+
+def check_tokens(tokens: TokenArray) -> None:
+    """Raise ValueError unless `tokens` is what keys are made of: int64, 1-D."""
+    if tokens.dtype != np.int64 or tokens.ndim != 1:
+        raise ValueError(f"tokens must be int64 and 1-D, got {tokens.dtype} {tokens.shape}")

@@ -15,9 +15,10 @@ import numpy as np
 from radix.tokens import NO_IDS, IdArray, TokenArray, common_len
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from radix.checkpoint import Checkpoint
+    from radix.values import Kind
 
 
 class Node:
@@ -28,8 +29,8 @@ class Node:
         "checkpoint",
         "children",
         "end",
-        "evicted_at",
         "holds",
+        "lost",
         "parent",
         "pins",
         "refs",
@@ -49,7 +50,7 @@ class Node:
         self.pins = 0  # pins that end here
         self.holds = 0  # of these, the ones that protect the checkpoint as well
         self.refs = 0  # pins that end here or below
-        self.evicted_at = 0  # deepest checkpoint this edge has lost
+        self.lost: tuple[Checkpoint, ...] = ()  # evicted ones on this edge, shallowest first
         self.seen = 0  # tick at which a ghost was last evidence
 
     @property
@@ -156,8 +157,8 @@ class Tree:
         )
         upper.refs = node.refs
         upper.seen = node.seen
-        if node.evicted_at <= depth:
-            upper.evicted_at, node.evicted_at = node.evicted_at, 0
+        upper.lost = tuple(c for c in node.lost if c.depth <= depth)
+        node.lost = node.lost[len(upper.lost) :]
         parent.children[self._key(upper.tokens, 0)] = upper
         node.tokens = node.tokens[cut:].copy()
         if blocks is not None:
@@ -182,7 +183,7 @@ class Tree:
         child.tokens = np.concatenate((node.tokens, child.tokens))
         if node.blocks is not None and child.blocks is not None:
             child.blocks = np.concatenate((node.blocks, child.blocks))
-        child.evicted_at = max(child.evicted_at, node.evicted_at)
+        child.lost = node.lost + child.lost
         child.parent = parent
         parent.children[self._key(child.tokens, 0)] = child
         node.parent = None
@@ -233,6 +234,41 @@ class Tree:
         node.blocks = None
         parent.resident_children -= 1
         return blocks
+
+
+def fallback_len(node: Node) -> int:
+    """Depth of the next shallower checkpoint on the way to `node`, or 0. O(edges between)."""
+    above = node.parent
+    while above is not None and above.parent is not None and above.checkpoint is None:
+        above = above.parent
+    return 0 if above is None else above.end
+
+
+def only_len(node: Node) -> int:
+    """Tokens whose KV would go with the checkpoint at `node`. O(edges between)."""
+    if node.resident_children or node.refs:
+        return 0
+    total = len(node.tokens)
+    above = node.parent
+    while (
+        above is not None
+        and above.parent is not None
+        and above.checkpoint is None
+        and above.resident_children == 1
+        and not above.refs
+    ):
+        total += len(above.tokens)
+        above = above.parent
+    return total
+
+
+def newest_below(node: Node, kinds: Container[Kind]) -> Checkpoint | None:
+    """The first checkpoint of one of `kinds` below `node`, along the newest resident edges."""
+    while node.resident_children:
+        node = next(child for child in reversed(node.children.values()) if child.resident)
+        if node.checkpoint is not None and node.checkpoint.kind in kinds:
+            return node.checkpoint
+    return None
 
 
 def nodes_below(root: Node) -> Iterator[Node]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NewType
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from radix.checkpoint import Checkpoint
     from radix.tokens import IdArray, TokenArray
     from radix.tree import Node
 
@@ -25,6 +26,10 @@ class Kind(Enum):
     BOUNDARY = "boundary"
     OPPORTUNISTIC = "opportunistic"
     RETRACT = "retract"
+
+
+ENDS = (Kind.PROMPT_END, Kind.TURN_END, Kind.RETRACT)
+"""Kinds that mark how far a request came, as opposed to a place on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,9 @@ class Match:
 
     `matched_len` is the longest known prefix, ghosts included; `resident_len` the part of it whose
     KV is resident; `resume_len` the deepest checkpoint that may be restored (0: none), with its
-    state in `slot`; `junction` the grid depth at which this prompt proves a shared prefix that no
-    checkpoint covers. All are multiples of the block size.
+    state in `slot`; `junction` the grid depth up to which the prompt is known although no
+    checkpoint covers it. All are multiples of the block size. `diverged` says that what was known
+    went on differently.
     """
 
     namespace: Hashable
@@ -104,11 +110,10 @@ class Match:
     slot: SlotId | None
     prompt_len: int
     limit: int
-    evicted_len: int
     diverged: bool
     kind: Kind | None
     node: Node | None = field(repr=False, compare=False)
-    tokens: TokenArray = field(repr=False, compare=False)
+    missed: tuple[Checkpoint, ...] = field(repr=False, compare=False)  # lost, past resume_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,7 @@ class Pin:
     depth: int
     slot: SlotId | None
     node: Node = field(repr=False, compare=False)
+    turn: int  # which request: the serial of its first pin
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from radix import ConsumedLru
+from radix import ExpectedLoss
 from tests.oracle.world import World
 
 
-class Logged(ConsumedLru):
+class Logged(ExpectedLoss):
     """The policy of the server, with a log of (kind, depth) in the order of eviction."""
 
     def __init__(self) -> None:
         super().__init__()
         self.log: list[tuple[str, int]] = []
 
-    def victim(self):
-        chosen = super().victim()
+    def victim(self, now):
+        chosen = super().victim(now)
         if chosen is not None:
             self.log.append((chosen.kind.value, chosen.node.end))
         return chosen
