@@ -113,7 +113,7 @@ class PrefixCache:
 
     def record(self, match: Match) -> None:
         """Count a request once, when it is first scheduled, and what it missed."""
-        self.counters.record(match)
+        self.counters.record(match, self.config.block_size)
         for missed in match.missed:
             stood_last = not (missed.later or missed.twins)
             if missed.lost and (stood_last or missed is match.missed[-1]):

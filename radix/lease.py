@@ -152,8 +152,9 @@ def admit(
     if grant is None:
         cache.unpin(pin)
         return None
-    cache.record(match)
     cache.touch(pin)
+    cache.record(match)
+    cache.relax(pin)  # the live state starts as its copy
     return Lease(
         cache=cache,
         pool=pool,

@@ -42,7 +42,7 @@ class Counters:
     evicted_tokens: int = 0  # of KV
     refused_present: int = 0  # offered where a checkpoint already was
 
-    def record(self, match: Match) -> None:
+    def record(self, match: Match, block_size: int) -> None:
         """Count one request."""
         self.requests += 1
         self.input_tokens += match.prompt_len
@@ -50,18 +50,24 @@ class Counters:
         self.resumed_tokens += match.resume_len
         if match.kind is not None:
             self.hit_tokens[match.kind] += match.resume_len
-        for loss, tokens in losses(match):
+        for loss, tokens in losses(match, block_size):
             self.lost_tokens[loss] += tokens
 
 
-def losses(match: Match) -> Iterator[tuple[Loss, int]]:
-    """Split [resume_len, prompt_len) by reason; the parts add up."""
+def losses(match: Match, block_size: int) -> Iterator[tuple[Loss, int]]:
+    """Split [resume_len, prompt_len) by reason; the parts add up.
+
+    >>> from radix.values import Match
+    >>> cold = Match("", 8, 8, 4, None, None, 11, 10, False, None, None, ())
+    >>> [(loss.value, tokens) for loss, tokens in losses(cold, 4)]
+    [('evicted', 0), ('no_checkpoint', 4), ('too_short', 3)]
+    """
     reach = max(match.resume_len, min(match.matched_len, match.limit))
     evicted = match.missed[-1].depth if match.missed else match.resume_len
     yield Loss.EVICTED, evicted - match.resume_len
     yield Loss.NO_CHECKPOINT, reach - evicted
     rest = match.prompt_len - reach
-    if match.prompt_len - match.matched_len < 1 or reach == match.limit:
+    if reach == match.limit or match.prompt_len - match.matched_len < block_size:
         yield Loss.TOO_SHORT, rest
     else:
         yield (Loss.DIVERGED if match.diverged else Loss.NEW), rest
