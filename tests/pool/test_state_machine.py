@@ -19,7 +19,7 @@ SIZES = st.sampled_from([(30, 10), (32, 8), (7, 3), (3, 7), (10, 10), (25, 1), (
 
 
 class PoolMachine(RuleBasedStateMachine):
-    @initialize(sizes=SIZES, units=st.integers(2, 7), extra=st.integers(0, 30), sink=st.booleans())
+    @initialize(sizes=SIZES, units=st.integers(3, 7), extra=st.integers(0, 30), sink=st.booleans())
     def build(self, sizes, units, extra, sink):
         state, block = sizes
         total = max(sizes) * units + extra
