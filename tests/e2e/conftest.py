@@ -1,7 +1,7 @@
 """One server per configuration for the whole session; they sleep while idle.
 
 - `roomy`: everything fits, a state every 16 tokens while memory is free, chunks of 64 tokens.
-- `tight`: an arena of eight states and 1,500 tokens for eight requests, optimistic admission,
+- `tight`: an arena of eight states and 1,000 tokens for twelve requests, optimistic admission,
   chunks of 48 tokens that are no multiple of the grid: eviction and retraction are daily life.
 - `timed`: started by SGLang's own command line, junctions only, requests time out.
 """
@@ -33,8 +33,8 @@ def roomy(model, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tight(model, tmp_path_factory):
-    flags = ["--max-total-tokens", "1500", "--max-mamba-cache-size", "8"]
-    flags += ["--max-running-requests", "8", "--chunked-prefill-size", "48"]
+    flags = ["--max-total-tokens", "1000", "--max-mamba-cache-size", "8"]
+    flags += ["--max-running-requests", "12", "--chunked-prefill-size", "48"]
     flags += ["--schedule-conservativeness", "0.1"]
     options = {"GRID": "32", "INTERVAL": "64", "OPPORTUNISTIC": "32"}
     log = tmp_path_factory.mktemp("tight") / "server.log"

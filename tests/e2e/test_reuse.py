@@ -14,6 +14,12 @@ GRID = 16  # of the roomy server
 END_OF_MESSAGE = vocabulary().control("<|end_of_msg|>")
 
 
+@pytest.fixture(autouse=True)
+def _empty(roomy):
+    """Memory is free when a test begins."""
+    roomy.flush()
+
+
 def together(server, prompts, new_tokens=4, **fields):
     """All prompts in one batch request, so that they arrive in the same scheduling pass."""
     answer = server.post("/generate", body_of_batch(prompts, new_tokens, **fields))
@@ -150,7 +156,6 @@ def test_chat_turns_and_a_second_user_resume(roomy):
 
     The system message ends off the grid, where only the rule of message boundaries keeps a state.
     """
-    roomy.flush()  # the format's own opening is in the tree already
     system = {"role": "system", "content": " keep every answer short and kind" * 11}
 
     def turn(*messages):
