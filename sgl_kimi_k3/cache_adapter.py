@@ -111,6 +111,7 @@ class KimiK3Cache(BasePrefixCache):
             flush_held_frees=self.token_to_kv_pool_allocator.flush_held_frees,
         )
         self.retracted = 0  # requests
+        self._idle_mark: tuple[int, ...] = ()
         self.metrics: Metrics | None = None
         if params.enable_metrics:
             self.init_metrics_collector()
@@ -378,6 +379,18 @@ class KimiK3Cache(BasePrefixCache):
         return self.full_evictable_size() + self.full_protected_size()
 
     # -- checks and reports --
+
+    def idle(self) -> list[str]:
+        """Nothing runs: bring the metrics up to date if anything was freed since; `violations`.
+
+        SGLang frees a request's last blocks after the tree has had its say.
+        """
+        counters = self.arena.pool.report().counters
+        mark = (counters.grants, counters.states_freed, counters.blocks_freed)
+        if mark != self._idle_mark:
+            self._idle_mark = mark
+            self._publish()
+        return self.violations()
 
     def violations(self) -> list[str]:
         """What a recount of pool and tree finds wrong, under `KIMI_K3_CHECK=1`."""

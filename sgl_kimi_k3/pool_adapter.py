@@ -237,7 +237,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
 
         SGLang's own conservation check of tokens and states, beside this, is always on.
         """
-        return [] if self.tree is None else self.tree.violations()
+        return [] if self.tree is None else self.tree.idle()
 
     def mamba_full_cache_donor(self) -> None:
         """Stock's two-step donation is not needed: eviction already sees both kinds."""
