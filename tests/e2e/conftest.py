@@ -6,6 +6,7 @@
 - `timed`: started by SGLang's own command line, junctions only, requests time out.
 """
 
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,14 @@ from sgl_kimi_k3.demo.checkpoint import ensure
 from tests.e2e.server import command, serving
 
 WAITING_S, RUNNING_S = 2.0, 20.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _terminated_runs_end_their_servers():
+    """SIGTERM would end pytest without its fixtures, and leave the servers behind."""
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=143))
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")
