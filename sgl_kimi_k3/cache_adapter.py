@@ -385,8 +385,9 @@ class KimiK3Cache(BasePrefixCache):
 
         SGLang frees a request's last blocks after the tree has had its say.
         """
-        counters = self.arena.pool.report().counters
-        mark = (counters.grants, counters.states_freed, counters.blocks_freed)
+        pool = self.arena.pool
+        counters = pool.report().counters
+        mark = (counters.grants, counters.blocks_freed, pool.live_states, pool.live_blocks)
         if mark != self._idle_mark:
             self._idle_mark = mark
             self._publish()
