@@ -46,8 +46,10 @@ def tight(model, tmp_path_factory):
     flags += ["--max-running-requests", "12", "--chunked-prefill-size", "48"]
     flags += ["--schedule-conservativeness", "0.1"]
     options = {"GRID": "32", "INTERVAL": "64", "OPPORTUNISTIC": "32"}
+    hopeful = {"SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": "1"}  # again soon after a retraction
     log = tmp_path_factory.mktemp("tight") / "server.log"
-    with serving(command(model, flags), log=log, model=model, options=options) as server:
+    argv = command(model, flags)
+    with serving(argv, log=log, model=model, options=options, env=hopeful) as server:
         yield server
 
 
