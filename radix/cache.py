@@ -15,6 +15,7 @@ from radix import report as reporting
 from radix.checkpoint import Checkpoint
 from radix.expected_loss import ExpectedLoss
 from radix.ghosts import Ghosts
+from radix.pins import Pins
 from radix.retention import plan_stops
 from radix.tokens import NO_IDS, IdArray, TokenArray, check_tokens
 from radix.tree import Node, Tree, Walk, new_root, nodes_below
@@ -43,18 +44,14 @@ class PrefixCache:
         self.config = config
         self.counters = reporting.Counters()
         self.roots: dict[Hashable, Node] = {}
-        self.pins: dict[int, Pin] = {}
+        self.pins = Pins()
         self.states = 0  # checkpoints in the tree
         self.blocks = 0  # KV blocks in the tree
-        self.protected_states = 0  # checkpoints that a pin protects
-        self.protected_blocks = 0  # blocks on the way to a pin
         self.tick = 0  # logical time: one per consumption
         self._pool = pool
         self._policy = ExpectedLoss(config.costs) if policy is None else policy
         self._tree = Tree(config.block_size)
         self._ghosts = Ghosts(self._tree, config.ghost_tokens, self._policy.forget)
-        self._relaxed: set[int] = set()  # serials of pins that no longer protect a state
-        self._serial = 0
 
     # -- looking up -------------------------------------------------------------------------
 
@@ -115,8 +112,7 @@ class PrefixCache:
         """Count a request once, when it is first scheduled, and what it missed."""
         self.counters.record(match, self.config.block_size)
         for missed in match.missed:
-            stood_last = not (missed.later or missed.twins)
-            if missed.lost and (stood_last or missed is match.missed[-1]):
+            if missed.lost and (missed.standing == "last" or missed is match.missed[-1]):
                 missed.gap, missed.line = self.tick - missed.used, missed.kind
                 self._policy.consume(missed, self.tick)
 
@@ -130,7 +126,7 @@ class PrefixCache:
         node = self._current(match)
         if node is None:
             node = self.roots.setdefault(match.namespace, new_root())
-        return self._hold(node, match.namespace, turn=0)
+        return self._hold(node, match.namespace)
 
     def _current(self, match: Match) -> Node | None:
         node = match.node
@@ -138,62 +134,31 @@ class PrefixCache:
             raise ValueError(f"stale match: the state at {match.resume_len} is gone, match again")
         return node
 
-    def _hold(self, node: Node, namespace: Hashable, *, turn: int) -> Pin:
-        checkpoint = node.checkpoint
-        node.pins += 1
-        node.holds += 1
-        if checkpoint is not None and node.holds == 1:
-            self._policy.update(checkpoint, self.tick)
-            self.protected_states += 1
-        for above in node.lineage():
-            above.refs += 1
-            if above.refs == 1 and above.blocks is not None:
-                self.protected_blocks += len(above.blocks)
-        self._serial += 1
-        slot = None if checkpoint is None else checkpoint.slot
-        pin = Pin(self._serial, namespace, node.end, slot, node, turn or self._serial)
-        self.pins[pin.serial] = pin
+    def _hold(self, node: Node, namespace: Hashable, turn: int | None = None) -> Pin:
+        pin = self.pins.open(node, namespace, turn)
+        if node.checkpoint is not None:
+            self._policy.update(node.checkpoint, self.tick)
         return pin
-
-    def unpin(self, pin: Pin) -> None:
-        """Let go. Raises ValueError for a pin that is not open here."""
-        self.relax(pin)
-        self._relaxed.remove(pin.serial)
-        del self.pins[pin.serial]
-        node = pin.node
-        node.pins -= 1
-        for above in node.lineage():
-            above.refs -= 1
-            if above.refs == 0 and above.blocks is not None:
-                self.protected_blocks -= len(above.blocks)
-        dead = self._bury(node)
-        if dead:
-            self._pool.free(NO_IDS, np.concatenate(dead))
-            self._trim_ghosts()
-        self._forget_empty(pin.namespace)
 
     def relax(self, pin: Pin) -> None:
         """Stop protecting the state, once it has been copied; the KV stays protected. Idempotent.
 
         Raises ValueError for a pin that is not open here.
         """
-        self._check_open(pin)
-        if pin.serial in self._relaxed:
-            return
-        self._relaxed.add(pin.serial)
-        node = pin.node
-        node.holds -= 1
-        if node.checkpoint is not None and node.holds == 0:
-            self.protected_states -= 1
-            self._policy.update(node.checkpoint, self.tick)
+        self.pins.check(pin)
+        self.pins.relax(pin)
+        if pin.node.checkpoint is not None:
+            self._policy.update(pin.node.checkpoint, self.tick)
 
-    def is_relaxed(self, pin: Pin) -> bool:
-        """Whether the open pin protects its KV only."""
-        return pin.serial in self._relaxed
-
-    def _check_open(self, pin: Pin) -> None:
-        if self.pins.get(pin.serial) is not pin:
-            raise ValueError(f"pin {pin.serial} at {pin.depth} is not open in this cache")
+    def unpin(self, pin: Pin) -> None:
+        """Let go. Raises ValueError for a pin that is not open here."""
+        self.pins.check(pin)
+        self.pins.close(pin)
+        dead = self._bury(pin.node)
+        if dead:
+            self._pool.free(NO_IDS, np.concatenate(dead))
+            self._trim_ghosts()
+        self._forget_empty(pin.namespace)
 
     def _forget_empty(self, namespace: Hashable) -> None:
         root = self.roots.get(namespace)
@@ -202,7 +167,7 @@ class PrefixCache:
 
     def touch(self, pin: Pin) -> None:
         """Mark the pinned checkpoint, and no other, as consumed by a request."""
-        self._check_open(pin)
+        self.pins.check(pin)
         self.tick += 1
         checkpoint = pin.node.checkpoint
         if checkpoint is not None:
@@ -217,6 +182,16 @@ class PrefixCache:
         return self._tree.blocks_between(node, 0, node.end)
 
     # -- making room ------------------------------------------------------------------------
+
+    @property
+    def protected_states(self) -> int:
+        """Checkpoints that a pin protects."""
+        return self.pins.protected_states
+
+    @property
+    def protected_blocks(self) -> int:
+        """Blocks on the way to a pin."""
+        return self.pins.protected_blocks
 
     @property
     def evictable_states(self) -> int:
@@ -277,9 +252,10 @@ class PrefixCache:
         node.checkpoint = None
         checkpoint.lost = True
         self._policy.lose(checkpoint, self.tick)
-        for old in node.lost[: 1 - _LOST_PER_EDGE]:
+        known = (*node.lost, checkpoint)
+        node.lost = known[-_LOST_PER_EDGE:]
+        for old in known[:-_LOST_PER_EDGE]:
             self._policy.forget(old)
-        node.lost = (*node.lost[1 - _LOST_PER_EDGE :], checkpoint)
         if checkpoint.kind in ENDS:
             for changed in lines.leave(checkpoint):
                 self._policy.update(changed, self.tick)
@@ -332,7 +308,7 @@ class PrefixCache:
         """
         size = self.config.block_size
         check_tokens(tokens)
-        self._check_open(pin)
+        self.pins.check(pin)
         check_commit(pin, tokens, namespace, block_ids, checkpoints, size)
         walk = self._tree.walk(self.roots[namespace], tokens)
         if pin.depth and all(node is not pin.node for node in walk.path):
@@ -342,21 +318,23 @@ class PrefixCache:
         refused = tuple(slot for depth, slot, _ in checkpoints if depth in held)
         self.counters.refused_present += len(refused)
         kept = max([pin.depth, *held, *(depth for depth, _, _ in taken)])
-        end = self._grow(pin, tokens, walk.matched_len, kept, block_ids)
+        end = self._tree.ensure(pin.node, tokens, kept)
+        self._ghosts.tokens += max(0, kept - walk.matched_len)
+        fresh = self._tree.adopt(end, block_ids, pin.depth)
+        self.blocks += sum(len(node.tokens) for node in fresh) // size
+        self._ghosts.tokens -= sum(len(node.tokens) for node in fresh)
         for offer in taken:
             self._place(pin, tokens, offer)
-        for node in tuple(end.lineage()):
-            if node.end <= pin.depth:
-                break
+        for node in fresh:
             self._tree.compress(node)
-        self._remember(end, tokens, max(walk.matched_len, kept))
+        self._ghosts.remember(end, tokens, max(walk.matched_len, kept), self.tick)
 
         shared = min(walk.resident_len, kept)
         blocks = block_ids[: (kept - pin.depth) // size].copy()
         if shared > pin.depth:
             canonical = self._tree.blocks_between(end, pin.depth, shared)
             blocks[: len(canonical)] = canonical
-        moved = None if finished else self._hold(end, namespace, turn=pin.turn)
+        moved = None if finished else self._hold(end, namespace, pin.turn)
         if moved is not None:
             self.relax(moved)  # the request goes on with its own live state
         self.unpin(pin)
@@ -364,42 +342,10 @@ class PrefixCache:
         duplicates = ((pin.depth, shared),) if shared > pin.depth else ()
         return Commit(moved, kept, duplicates, blocks, refused)
 
-    def _grow(
-        self, pin: Pin, tokens: TokenArray, known: int, kept: int, block_ids: IdArray
-    ) -> Node:
-        """Make [pin.depth, kept) resident with the caller's blocks where it was not."""
-        end = self._tree.ensure(pin.node, tokens, kept)
-        self._ghosts.tokens += max(0, kept - known)
-        fresh: list[Node] = []
-        for node in end.lineage():
-            if node.resident:
-                break
-            fresh.append(node)
-        size = self.config.block_size
-        for node in reversed(fresh):
-            first, last = ((depth - pin.depth) // size for depth in (node.start, node.end))
-            self._tree.make_resident(node, block_ids[first:last].copy())
-            self.blocks += last - first
-            self._ghosts.tokens -= len(node.tokens)
-        return end
-
-    def _remember(self, end: Node, tokens: TokenArray, known: int) -> None:
-        """Keep the tokens past `end` as a ghost: evidence for a second sight."""
-        up_to = min(len(tokens), end.end + self.config.ghost_tokens)
-        up_to -= up_to % self.config.block_size
-        if up_to <= known:
-            return
-        leaf = self._tree.ensure(end, tokens, up_to)
-        self._ghosts.tokens += up_to - known
-        self._ghosts.queue(leaf, self.tick)
-        if leaf.parent is not None and not leaf.parent.resident:
-            self._tree.compress(leaf.parent)
-
     def _place(self, pin: Pin, tokens: TokenArray, offer: Offer) -> None:
         depth, slot, kind = offer
         start = pin.node if depth >= pin.depth else self.roots[pin.namespace]
         node = self._tree.ensure(start, tokens, depth)
-        assert node.end == depth, (depth, node.end)
         assert node.resident, depth
         assert node.checkpoint is None, depth
         if node.lost and node.lost[-1].depth == depth:

@@ -55,3 +55,8 @@ class Checkpoint:
     def evictable(self) -> bool:
         """Whether the tree has it and no pin protects it."""
         return not self.lost and not self.node.holds
+
+    @property
+    def standing(self) -> str:
+        """What stands behind an end on its path: "last", a "twin", or later turns: "superseded"."""
+        return "superseded" if self.later else "twin" if self.twins else "last"

@@ -21,8 +21,8 @@ _LEARNING = 0.01  # weight of one request in the share of lost ends
 _HITS = 3  # more are told apart no further
 
 # How often a class is used before anything is learned, beside ends that stand last on their path.
-_SUPERSEDED, _TWIN = 0.02, 0.2
-_PRIORS = {Kind.INTERVAL: 0.1, Kind.BOUNDARY: 0.5, Kind.OPPORTUNISTIC: 0.1}
+_STANDINGS = {"last": 1.0, "twin": 0.2, "superseded": 0.02}
+_PLACES = {Kind.INTERVAL: 0.1, Kind.BOUNDARY: 0.5, Kind.OPPORTUNISTIC: 0.1}
 
 
 class _Note:
@@ -93,7 +93,7 @@ class ExpectedLoss:
             self._advance(now)
             self._expose(note, now)
             self._survival.use(note.row, note.bucket)
-            if checkpoint.kind in ENDS and not checkpoint.later and not checkpoint.twins:
+            if checkpoint.kind in ENDS and checkpoint.standing == "last":
                 self._lost_share += _LEARNING * (checkpoint.lost - self._lost_share)
             note.bucket = 0
         checkpoint.used = now
@@ -138,26 +138,24 @@ class ExpectedLoss:
 
     def _row(self, checkpoint: Checkpoint) -> int:
         """The class: a group that sets the level, and a detail that refines it."""
-        kind = checkpoint.kind
+        kind, standing = checkpoint.kind, checkpoint.standing
         detail = min(checkpoint.hits, _HITS)
         if kind not in ENDS:
-            return self._survival.row(kind, detail, _PRIORS.get(kind, 1.0))
-        if checkpoint.later:
-            return self._survival.row((kind, "superseded"), detail, _SUPERSEDED)
+            return self._survival.row(kind, detail, _PLACES.get(kind, 1.0))
         expected = None if checkpoint.line is None else checkpoint.line is kind
-        if checkpoint.twins:
-            return self._survival.row((kind, "twin", expected), detail, _TWIN)
-        gap = 0
-        if checkpoint.gap:
-            gap = 1 + min(int(math.log2(checkpoint.gap) / _GAP_OCTAVES), _GAP_CLASSES - 1)
-        return self._survival.row((kind, "last", expected), gap, 1.0)
+        if standing == "superseded":
+            expected = None
+        elif standing == "last":
+            octaves = int(math.log2(checkpoint.gap) / _GAP_OCTAVES) if checkpoint.gap else -1
+            detail = 1 + min(octaves, _GAP_CLASSES - 1)
+        return self._survival.row((kind, standing, expected), detail, _STANDINGS[standing])
 
     def _score(self, checkpoint: Checkpoint, note: _Note) -> float:
         node = checkpoint.node
         loss = self._costs.recompute(fallback_len(node), checkpoint.depth)
         freed = self._costs.state_bytes + only_len(node) * self._costs.token_bytes
         promise = self._survival.promise(note.row, note.bucket)
-        if checkpoint.later or checkpoint.twins:
+        if checkpoint.standing != "last":
             behind = newest_below(node, ENDS)
             if behind is not None and isinstance(behind.note, _Note):
                 fallback = self._survival.promise(behind.note.row, behind.note.bucket)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from radix.checkpoint import Checkpoint
+    from radix.tokens import TokenArray
     from radix.tree import Node, Tree
 
 
@@ -28,6 +29,18 @@ class Ghosts:
         self._entries = 0
         self._limit = VOID_ENTRIES_MIN
         self.tokens = 0
+
+    def remember(self, end: Node, tokens: TokenArray, known: int, seen: int) -> None:
+        """Keep the tokens past `end` as a ghost; up to depth `known` the tree has them already."""
+        up_to = min(len(tokens), end.end + self._bound)
+        up_to -= up_to % self._tree.block_size
+        if up_to <= known:
+            return
+        leaf = self._tree.ensure(end, tokens, up_to)
+        self.tokens += up_to - known
+        self.queue(leaf, seen)
+        if leaf.parent is not None and not leaf.parent.resident:
+            self._tree.compress(leaf.parent)
 
     def queue(self, node: Node, seen: int) -> None:
         """Note a ghost that may be forgotten once it is a leaf, last seen at that tick."""

@@ -11,47 +11,54 @@ from typing import TYPE_CHECKING
 from radix.values import ENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from radix.checkpoint import Checkpoint
 
+_NEAREST = 4  # ends above that are told of a new one in any case: it is what they fall back for
 
-def join(end: Checkpoint) -> Iterator[Checkpoint]:
-    """A new end takes its place: it inherits the line, and stands behind the ends above it.
 
-    Yields the checkpoints above whose facts changed, lost ones among them.
+def join(end: Checkpoint) -> list[Checkpoint]:
+    """A new end takes its place: it inherits the line and stands behind the ends above it.
+
+    Returns the checkpoints above, lost ones among them, that are judged differently now.
     """
+    changed: list[Checkpoint] = []
     heir: Checkpoint | None = None
     for node in end.node.lineage():
-        above = [c for c in (node.checkpoint, *reversed(node.lost)) if c is not None]
-        for other in above:
-            if other is end or other.kind not in ENDS:
+        for other in (node.checkpoint, *reversed(node.lost)):
+            if other is None or other is end or other.kind not in ENDS:
                 continue
             if heir is None or other.depth > heir.depth:
                 heir = other
+            before = other.standing
             if other.turn != end.turn:
                 other.later += 1
-                yield other
             elif not other.lost:
                 other.twins += 1
-                yield other
+            if other.standing != before or (not other.lost and len(changed) < _NEAREST):
+                changed.append(other)
     if heir is not None:
         end.gap, end.line = heir.gap, heir.line
+    return changed
 
 
-def leave(end: Checkpoint) -> Iterator[Checkpoint]:
-    """An evicted end no longer stands behind those above, and the nearest may take its place.
+def leave(end: Checkpoint) -> list[Checkpoint]:
+    """An evicted end no longer stands behind those above; the nearest may take its place.
 
-    Yields the held checkpoints whose facts changed.
+    Returns the held checkpoints that are judged differently now.
     """
+    changed: list[Checkpoint] = []
     for node in end.node.lineage():
         other = node.checkpoint
-        if other is None or other is end or other.kind not in ENDS:
+        if other is None or other.kind not in ENDS:
             continue
+        before = other.standing
         if other.turn != end.turn:
             other.later = max(0, other.later - 1)
         else:
             other.twins = max(0, other.twins - 1)
-        if not other.later and not other.twins and end.used > other.used:
+        if other.standing == before:
+            continue
+        if other.standing == "last" and end.used > other.used:
             other.used, other.gap, other.line = end.used, end.gap, end.line
-        yield other
+        changed.append(other)
+    return changed

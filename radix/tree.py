@@ -213,8 +213,22 @@ class Tree:
                 pieces.append(node.blocks[first:last])
         return np.concatenate(pieces[::-1]) if pieces else NO_IDS
 
-    def make_resident(self, node: Node, blocks: IdArray) -> None:
-        """Give a ghost below a resident parent its blocks."""
+    def adopt(self, end: Node, block_ids: IdArray, start: int) -> list[Node]:
+        """Make the ghosts on the way to `end` resident; `block_ids` begin at depth `start`.
+
+        Returns the nodes that were ghosts, deepest first.
+        """
+        fresh: list[Node] = []
+        for node in end.lineage():
+            if node.resident:
+                break
+            fresh.append(node)
+        for node in reversed(fresh):
+            first, last = ((d - start) // self.block_size for d in (node.start, node.end))
+            self._make_resident(node, block_ids[first:last].copy())
+        return fresh
+
+    def _make_resident(self, node: Node, blocks: IdArray) -> None:
         parent = node.parent
         assert parent is not None
         assert parent.resident, parent.end

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from radix import ConsumedLru, ExpectedLoss
 from tests.oracle.prefixes import Prefixes
 from tests.oracle.world import World
 
@@ -23,8 +24,9 @@ class CacheMachine(RuleBasedStateMachine):
         ghosts=st.sampled_from([0, 6, 10_000]),
         states=st.integers(2, 6),
         blocks=st.integers(10, 30),
+        policy=st.sampled_from([ConsumedLru, ExpectedLoss]),
     )
-    def build(self, block_size, interval, opportunistic, ghosts, states, blocks):
+    def build(self, block_size, interval, opportunistic, ghosts, states, blocks, policy):
         self.world = World(
             block_size=block_size,
             interval=interval,
@@ -32,6 +34,7 @@ class CacheMachine(RuleBasedStateMachine):
             ghost_tokens=ghosts,
             states=states,
             blocks=blocks,
+            policy=policy(),
         )
         self.oracle = Prefixes(block_size)
         self.running = []
@@ -143,6 +146,11 @@ class CacheMachine(RuleBasedStateMachine):
         pin = data.draw(st.sampled_from(self.pins))
         self.pins.remove(pin)
         self.world.cache.unpin(pin)
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def relax(self, data):
+        self.world.cache.relax(data.draw(st.sampled_from(self.pins)))
 
     @precondition(lambda self: not self.running and not self.pins)
     @rule()
