@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from radix.checkpoint import Checkpoint
 
 _RELEARN = 128  # ticks between two looks at what was learned
-_GAP_OCTAVES = 1.5  # width of a class of gaps
-_GAP_CLASSES = 7
+_OCTAVES = 1.5  # width of a class of gaps, and of lengths
+_CLASSES = 7  # of either
+_SHORT_LEN = 512  # tokens; shorter paths are of one class
 _LEARNING = 0.01  # weight of one request in the share of lost ends
 _HITS = 3  # more are told apart no further
 
@@ -44,11 +45,11 @@ class ExpectedLoss:
 
     The promise is learned (`Survival`) by class: what kind of checkpoint, whether later ends stand
     behind it, whether its line of turns came back through its kind of end (clients that drop the
-    model's thinking never resume a turn's end), and after what gap. Recompute starts at the next
-    shallower checkpoint; bytes are the state and the KV that only it needs. An end with others
-    behind it is also what remains of the path once those are evicted, so it is promised the part of
-    their uses that comes too late: earlier ends go early, but some stay to trim a path by. Unproven
-    opportunistic checkpoints go before everything else.
+    model's thinking never resume a turn's end), and after what gap; as long as it never came back,
+    how long it is. Recompute starts at the next shallower checkpoint; bytes are the state and the
+    KV that only it needs. An end with others behind it is also what remains of the path once those
+    are evicted, so it is promised the part of their uses that comes too late: earlier ends go
+    early, but some stay to trim a path by. Unproven opportunistic checkpoints go before all else.
 
     The order is a heap of scores. Ages move scores down: a timer re-scores a checkpoint whenever
     it enters the next age bucket, O(log age) times. Scores that only rise are corrected when they
@@ -146,9 +147,16 @@ class ExpectedLoss:
         if standing == "superseded":
             expected = None
         elif standing == "last":
-            octaves = int(math.log2(checkpoint.gap) / _GAP_OCTAVES) if checkpoint.gap else -1
-            detail = 1 + min(octaves, _GAP_CLASSES - 1)
+            detail = self._pace(checkpoint)
         return self._survival.row((kind, standing, expected), detail, _STANDINGS[standing])
+
+    @staticmethod
+    def _pace(checkpoint: Checkpoint) -> int:
+        """The gap of a line that came back, from 0 on; else the length of what may, below 0."""
+        if checkpoint.gap:
+            return min(int(math.log2(checkpoint.gap) / _OCTAVES), _CLASSES - 1)
+        octaves = math.log2(max(checkpoint.depth / _SHORT_LEN, 1))
+        return -1 - min(int(octaves / _OCTAVES), _CLASSES - 1)
 
     def _score(self, checkpoint: Checkpoint, note: _Note) -> float:
         node = checkpoint.node
