@@ -1,113 +1,46 @@
-"""`sgl-kimi-k3 serve MODEL [any sglang flag]`: check the combination, show the plan, run SGLang."""
+"""`sgl-kimi-k3 COMMAND ...`: one line per command here, everything else in the command's module.
+
+A command's module has `configure(parser)`, which adds its arguments, and `run(options) -> int`,
+which returns the exit status; a `ValueError` from it is told to the user and ends with status 2.
+Only the module of the command asked for is imported.
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
+import importlib
 import sys
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from sgl_kimi_k3 import compat
-from sgl_kimi_k3.config import BACKEND, PREFIX, Options
+from sgl_kimi_k3.compat import IncompatibleError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What a laptop-sized server needs; stock's defaults take several GB for a toy model.
-CPU_DEFAULTS = {
-    "--device": "cpu",
-    "--dtype": "float32",
-    "--attention-backend": "torch_native",
-    "--max-running-requests": "16",
-    "--max-total-tokens": "65536",
-    "--max-mamba-cache-size": "256",
-    "--chunked-prefill-size": "2048",
+# name -> (module, what it does)
+COMMANDS = {
+    "serve": ("sgl_kimi_k3.serve", "start SGLang's server with this backend"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
-    options, flags = parser.parse_known_args(arguments)
-    try:
-        return _serve(options, flags)
-    except (compat.IncompatibleError, ValueError) as error:
-        print(f"sgl-kimi-k3: {error}", file=sys.stderr)  # noqa: T201  # a command line speaks
-        return 2
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sgl-kimi-k3", description="Serve Kimi K3 on SGLang with one pool and a sparse tree."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser(
-        "serve",
-        help="start SGLang's server with this backend",
-        description="Start SGLang's own server with this backend. Any other flag is SGLang's.",
-        epilog="Every option can also be set by environment: KIMI_K3_<NAME>.",
-    )
-    serve.add_argument("model", help="path or name of the model")
-    group = serve.add_argument_group("kimi_k3 options (tokens unless said otherwise)")
-    for field in fields(Options):
-        group.add_argument(
-            f"--kimi-k3-{field.name.replace('_', '-')}",
-            dest=f"option_{field.name}",
-            metavar=field.name.upper(),
-            help=f"default {field.default}",
-        )
-    return parser
-
-
-def _serve(parsed: argparse.Namespace, flags: list[str]) -> int:
-    compat.check_version()
-    for field in fields(Options):
-        value = getattr(parsed, f"option_{field.name}")
-        if value is not None:
-            os.environ[f"{PREFIX}{field.name.upper()}"] = value
-    Options.from_env(os.environ)  # refuse bad options before anything loads
-    return _run(server_argv(parsed.model, flags, cuda=_has_cuda()))
-
-
-def server_argv(model: str, flags: Sequence[str], *, cuda: bool) -> list[str]:
-    """SGLang's arguments: the backend, defaults where there is no GPU, then the user's flags.
-
-    >>> server_argv("m", ["--port", "1"], cuda=True)
-    ['--model-path', 'm', '--radix-cache-backend', 'kimi_k3', '--port', '1']
-    """
-    given = {flag.split("=")[0] for flag in flags if flag.startswith("--")}
-    defaults = {} if cuda else CPU_DEFAULTS
-    chosen = [
-        word for flag, value in defaults.items() if flag not in given for word in (flag, value)
-    ]
-    backend = [] if "--radix-cache-backend" in given else ["--radix-cache-backend", BACKEND]
-    return ["--model-path", model, *backend, *chosen, *flags]
-
-
-def _has_cuda() -> bool:
-    import torch  # noqa: PLC0415  # seconds to import, and only a server needs it
-
-    return torch.cuda.is_available()
-
-
-def _run(argv: list[str]) -> int:
-    """Resolve the flags, print the plan, hand over to SGLang."""
-    from sglang.launch_server import run_server  # noqa: PLC0415  # SGLang takes seconds to import
-    from sglang.srt.plugins import load_plugins  # noqa: PLC0415
-    from sglang.srt.server_args import prepare_server_args  # noqa: PLC0415
-    from sglang.srt.utils import kill_process_tree  # noqa: PLC0415
-
-    from sgl_kimi_k3.memory_plan import plan_of  # noqa: PLC0415
-
-    load_plugins()
-    server_args = prepare_server_args(argv)
-    server_args.resolve_once()
-    for line in plan_of(server_args).lines():
-        print(f"sgl-kimi-k3: {line}", flush=True)  # noqa: T201  # a command line speaks
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if name in arguments[:1]:
+            importlib.import_module(module).configure(command)
+    options, rest = parser.parse_known_args(arguments)
+    if "passed_on" in options:  # flags of someone else
+        options.passed_on = rest
+    elif rest:
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        run_server(server_args)
-    finally:
-        kill_process_tree(os.getpid(), include_parent=False)
-    return 0
+        return importlib.import_module(COMMANDS[options.command][0]).run(options)
+    except (IncompatibleError, ValueError) as error:
+        print(f"sgl-kimi-k3: {error}", file=sys.stderr)  # noqa: T201  # a command line speaks
+        return 2

@@ -1,14 +1,14 @@
-"""`sgl-kimi-k3 serve`: arguments, refusals, the memory plan."""
+"""`sgl-kimi-k3`: its commands; `serve`: arguments, refusals, the memory plan."""
 
 import pytest
 
 from mempool import Geometry
-from sgl_kimi_k3 import cli, resolution
+from sgl_kimi_k3 import cli, resolution, serve
 from sgl_kimi_k3.memory_plan import MemoryPlan
 
 
 def test_defaults_fill_only_what_was_not_given() -> None:
-    argv = cli.server_argv("m", ["--max-total-tokens=99", "--port", "7"], cuda=False)
+    argv = serve.server_argv("m", ["--max-total-tokens=99", "--port", "7"], cuda=False)
     assert argv[:4] == ["--model-path", "m", "--radix-cache-backend", "kimi_k3"]
     assert "--max-total-tokens" not in argv
     assert argv[-3:] == ["--max-total-tokens=99", "--port", "7"]
@@ -16,7 +16,7 @@ def test_defaults_fill_only_what_was_not_given() -> None:
 
 
 def test_on_cuda_stock_defaults_stay() -> None:
-    assert cli.server_argv("m", [], cuda=True) == [
+    assert serve.server_argv("m", [], cuda=True) == [
         "--model-path", "m", "--radix-cache-backend", "kimi_k3",
     ]  # fmt: skip
 
@@ -24,6 +24,20 @@ def test_on_cuda_stock_defaults_stay() -> None:
 def test_a_bad_option_ends_with_status_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "m", "--kimi-k3-grid", "0"]) == 2
     assert capsys.readouterr().err == "sgl-kimi-k3: KIMI_K3_GRID=0: must be at least 1 token\n"
+
+
+def test_every_command_is_listed_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    for command, (_, text) in cli.COMMANDS.items():
+        assert command in told
+        assert text in told
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, "--help"])
+        assert ended.value.code == 0
+        assert f"usage: sgl-kimi-k3 {command}" in capsys.readouterr().out
 
 
 def plan(total: int) -> MemoryPlan:
