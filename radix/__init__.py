@@ -5,12 +5,13 @@ from radix.eviction import ConsumedLru, EvictionPolicy
 from radix.expected_loss import ExpectedLoss
 from radix.lease import Lease, admit
 from radix.ports import GrantLike, PoolPort
-from radix.report import Loss, Report
+from radix.report import Cause, Loss, Report
 from radix.tokens import IdArray, TokenArray
 from radix.values import CacheConfig, Commit, Costs, Kind, Match, Pin, SlotId, Stop
 
 __all__ = [
     "CacheConfig",
+    "Cause",
     "Commit",
     "ConsumedLru",
     "Costs",

@@ -18,7 +18,7 @@ from radix.ghosts import Ghosts
 from radix.pins import Pins
 from radix.retention import plan_stops
 from radix.tokens import NO_IDS, IdArray, TokenArray, check_tokens
-from radix.tree import Node, Tree, Walk, new_root, nodes_below
+from radix.tree import LOST_PER_EDGE, Node, Tree, Walk, new_root, nodes_below, remember_refused
 from radix.values import ENDS, CacheConfig, Commit, Match, Offer, Pin, Stop, check_commit
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from radix.ports import GrantLike, PoolPort
 
 _NOWHERE = Walk((), None, 0, 0)
-_LOST_PER_EDGE = 32  # evicted checkpoints that one edge remembers
 
 
 class PrefixCache:
@@ -87,6 +86,7 @@ class PrefixCache:
             kind=None if checkpoint is None else checkpoint.kind,
             node=node,
             missed=tuple(c for n in passed for c in n.lost if resume < c.depth <= reach),
+            refused=max((d for n in passed for d in n.refused if resume < d <= reach), default=0),
         )
 
     def stops(
@@ -218,6 +218,7 @@ class PrefixCache:
         """Evict, victim by victim, until the pool fits the demand; False: impossible, untouched."""
         if not self.fits(states, blocks):
             return False
+        cause = reporting.Cause.of(states, blocks)
         slots: list[int] = []
         pieces: list[IdArray] = [NO_IDS]
         freed = 0
@@ -227,11 +228,12 @@ class PrefixCache:
             victim = self._policy.victim(self.tick)
             assert victim is not None, (states, blocks, len(slots), freed)
             slots.append(victim.slot)
+            self.counters.evicted[victim.kind, cause] += 1
             for piece in self._drop(victim):
                 pieces.append(piece)
                 freed += len(piece)
         if slots:
-            self.counters.evicted_tokens += freed * self.config.block_size
+            self.counters.evicted_tokens[cause] += freed * self.config.block_size
             self._pool.free(np.array(slots, dtype=np.int64), np.concatenate(pieces))
             self._trim_ghosts()
         return True
@@ -247,14 +249,13 @@ class PrefixCache:
     def _drop(self, checkpoint: Checkpoint) -> list[IdArray]:
         """Forget a state and the KV that only it needed, whose tokens stay as a ghost."""
         node = checkpoint.node
-        self.counters.evicted[checkpoint.kind] += 1
         self.states -= 1
         node.checkpoint = None
         checkpoint.lost = True
         self._policy.lose(checkpoint, self.tick)
         known = (*node.lost, checkpoint)
-        node.lost = known[-_LOST_PER_EDGE:]
-        for old in known[:-_LOST_PER_EDGE]:
+        node.lost = known[-LOST_PER_EDGE:]
+        for old in known[:-LOST_PER_EDGE]:
             self._policy.forget(old)
         if checkpoint.kind in ENDS:
             for changed in lines.leave(checkpoint):
@@ -295,13 +296,15 @@ class PrefixCache:
         checkpoints: Sequence[Offer],
         *,
         finished: bool,
+        refused: Sequence[int] = (),
     ) -> Commit:
         """Publish what a request computed: `tokens` so far, and states at some of its depths.
 
         `block_ids` cover the whole blocks of [pin.depth, len(tokens)). The tree takes KV up to
         the deepest checkpoint L on the way, offered or already there, and the offered slots whose
         depth has none yet. Everything else stays the caller's; the tokens past L are remembered
-        as a ghost. The pin moves to L, or is released if `finished`.
+        as a ghost. The pin moves to L, or is released if `finished`. `refused` are depths where a
+        state was wanted and no memory could be had: what that costs later is told apart.
 
         Raises ValueError, with nothing changed, if the pin is not open, is not on the way of
         `tokens`, or an offer does not fit the key.
@@ -315,8 +318,9 @@ class PrefixCache:
             raise ValueError(f"the pin at {pin.depth} is not on the way of these tokens")
         held = {node.end for node in walk.path if node.checkpoint is not None}
         taken = sorted((o for o in checkpoints if o[0] not in held), key=lambda offer: offer[0])
-        refused = tuple(slot for depth, slot, _ in checkpoints if depth in held)
-        self.counters.refused_present += len(refused)
+        already = tuple(offer for offer in checkpoints if offer[0] in held)
+        for _, _, kind in already:
+            self.counters.present[kind] += 1
         kept = max([pin.depth, *held, *(depth for depth, _, _ in taken)])
         end = self._tree.ensure(pin.node, tokens, kept)
         self._ghosts.tokens += max(0, kept - walk.matched_len)
@@ -328,6 +332,8 @@ class PrefixCache:
         for node in fresh:
             self._tree.compress(node)
         self._ghosts.remember(end, tokens, max(walk.matched_len, kept), self.tick)
+        for depth in refused:
+            remember_refused(self._tree.walk(self.roots[namespace], tokens[:depth]), depth)
 
         shared = min(walk.resident_len, kept)
         blocks = block_ids[: (kept - pin.depth) // size].copy()
@@ -340,7 +346,7 @@ class PrefixCache:
         self.unpin(pin)
         self._trim_ghosts()
         duplicates = ((pin.depth, shared),) if shared > pin.depth else ()
-        return Commit(moved, kept, duplicates, blocks, refused)
+        return Commit(moved, kept, duplicates, blocks, tuple(slot for _, slot, _ in already))
 
     def _place(self, pin: Pin, tokens: TokenArray, offer: Offer) -> None:
         depth, slot, kind = offer
@@ -351,6 +357,7 @@ class PrefixCache:
         if node.lost and node.lost[-1].depth == depth:
             self._policy.forget(node.lost[-1])
             node.lost = node.lost[:-1]
+        node.refused = tuple(refused for refused in node.refused if refused != depth)
         checkpoint = Checkpoint(node, slot, kind, turn=pin.turn, tick=self.tick)
         node.checkpoint = checkpoint
         self.states += 1
@@ -378,12 +385,18 @@ class PrefixCache:
                         self._policy.forget(checkpoint)
                 if node.checkpoint is not None:
                     states.append(node.checkpoint.slot)
+                    self.counters.evicted[node.checkpoint.kind, reporting.Cause.FLUSH] += 1
                 if node.blocks is not None:
                     pieces.append(node.blocks)
+        self.counters.evicted_tokens[reporting.Cause.FLUSH] += self.blocks * self.config.block_size
         self.roots.clear()
         self._ghosts.clear()
         self.states = self.blocks = 0
         return np.array(states, dtype=np.int64), np.concatenate(pieces)
+
+    def policy_numbers(self) -> dict[str, float]:
+        """What the shipped policy says of itself; another's say nothing."""
+        return self._policy.numbers() if isinstance(self._policy, ExpectedLoss) else {}
 
     def report(self) -> reporting.Report:
         """Counters and sizes, frozen."""

@@ -135,6 +135,21 @@ class ExpectedLoss:
                 return checkpoint
         return None
 
+    def numbers(self) -> dict[str, float]:
+        """For dashboards. O(1).
+
+        `lost_share`: of the ends that stood last on their path, the share that was already gone
+        when a request came for it, recent requests weighing most.
+        """
+        return {
+            "lost_share": self._lost_share,
+            "classes": self._survival.classes,
+            "uses_seen": self._survival.uses_seen,
+            "evictable": len(self._evictable),
+            "order_entries": len(self._order),
+            "timer_entries": len(self._timers),
+        }
+
     # -- what is concluded ------------------------------------------------------------------
 
     def _row(self, checkpoint: Checkpoint) -> int:

@@ -23,7 +23,18 @@ if TYPE_CHECKING:
 class Lease:
     """What one running request holds. Made by `admit`; `finish` exactly once."""
 
-    __slots__ = ("blocks", "cache", "live", "match", "namespace", "offers", "pin", "pool", "stops")
+    __slots__ = (
+        "blocks",
+        "cache",
+        "live",
+        "match",
+        "namespace",
+        "offers",
+        "pin",
+        "pool",
+        "refused",
+        "stops",
+    )
 
     def __init__(
         self,
@@ -45,6 +56,7 @@ class Lease:
         self.blocks = blocks  # private, from pin.depth on
         self.stops = stops  # still ahead
         self.offers: list[Offer] = []  # filled or about to be, not yet committed
+        self.refused: list[int] = []  # depths of stops that found no room, not yet committed
 
     def _open(self) -> Pin:
         if self.pin is None:
@@ -75,6 +87,7 @@ class Lease:
         grant = None if free_only else self.cache.acquire(1, 0)
         if grant is None:
             self.cache.counters.skipped[stop.kind] += 1
+            self.refused.append(stop.depth)
             return None
         slot = SlotId(int(grant.states[0]))
         self.offers.append((stop.depth, slot, stop.kind))
@@ -88,9 +101,15 @@ class Lease:
         size = self.cache.config.block_size
         whole = (len(tokens) - pin.depth) // size
         done = self.cache.commit(
-            pin, tokens, self.namespace, self.blocks[:whole], self.offers, finished=finished
+            pin,
+            tokens,
+            self.namespace,
+            self.blocks[:whole],
+            self.offers,
+            finished=finished,
+            refused=self.refused,
         )
-        self.offers = []
+        self.offers, self.refused = [], []
         taken = (done.kept_len - pin.depth) // size
         spare = [
             self.blocks[(start - pin.depth) // size : (stop - pin.depth) // size]

@@ -21,14 +21,31 @@ class Loss(Enum):
 
     NO_CHECKPOINT = "no_checkpoint"  # known, but no state was ever kept there
     EVICTED = "evicted"  # a state there was evicted
+    REFUSED = "refused"  # a state was wanted there, but no memory could be had for it
     DIVERGED = "diverged"  # the history went on differently from here
     TOO_SHORT = "too_short"  # the last token and the partial block are always computed
     NEW = "new"  # nothing known went on from here
 
 
+class Cause(Enum):
+    """What evicted data had to make room for."""
+
+    STATES = "states"
+    KV = "kv"
+    BOTH = "both"
+    FLUSH = "flush"  # nothing: an operator emptied the cache
+
+    @classmethod
+    def of(cls, states: int, blocks: int) -> Cause:
+        """By the demand."""
+        if states and blocks:
+            return cls.BOTH
+        return cls.STATES if states else cls.KV
+
+
 @dataclass(slots=True)
 class Counters:
-    """Running totals. Tokens unless named otherwise."""
+    """Running totals. Tokens unless named otherwise; taken - evicted checkpoints = held ones."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -37,10 +54,10 @@ class Counters:
     lost_tokens: Counter[Loss] = field(default_factory=Counter)
     hit_tokens: Counter[Kind] = field(default_factory=Counter)
     taken: Counter[Kind] = field(default_factory=Counter)  # checkpoints
-    evicted: Counter[Kind] = field(default_factory=Counter)  # checkpoints
+    evicted: Counter[tuple[Kind, Cause]] = field(default_factory=Counter)  # checkpoints
+    evicted_tokens: Counter[Cause] = field(default_factory=Counter)  # of KV
     skipped: Counter[Kind] = field(default_factory=Counter)  # stops without room for a state
-    evicted_tokens: int = 0  # of KV
-    refused_present: int = 0  # offered where a checkpoint already was
+    present: Counter[Kind] = field(default_factory=Counter)  # offered where a checkpoint was
 
     def record(self, match: Match, block_size: int) -> None:
         """Count one request."""
@@ -60,12 +77,14 @@ def losses(match: Match, block_size: int) -> Iterator[tuple[Loss, int]]:
     >>> from radix.values import Match
     >>> cold = Match("", 8, 8, 4, None, None, 11, 10, False, None, None, ())
     >>> [(loss.value, tokens) for loss, tokens in losses(cold, 4)]
-    [('evicted', 0), ('no_checkpoint', 4), ('too_short', 3)]
+    [('evicted', 0), ('refused', 0), ('no_checkpoint', 4), ('too_short', 3)]
     """
     reach = max(match.resume_len, min(match.matched_len, match.limit))
     evicted = match.missed[-1].depth if match.missed else match.resume_len
+    refused = max(evicted, match.refused)
     yield Loss.EVICTED, evicted - match.resume_len
-    yield Loss.NO_CHECKPOINT, reach - evicted
+    yield Loss.REFUSED, refused - evicted
+    yield Loss.NO_CHECKPOINT, reach - refused
     rest = match.prompt_len - reach
     if reach == match.limit or match.prompt_len - match.matched_len < block_size:
         yield Loss.TOO_SHORT, rest
@@ -75,7 +94,7 @@ def losses(match: Match, block_size: int) -> Iterator[tuple[Loss, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A frozen copy of the counters, and the tree's size."""
+    """A frozen copy of the counters, the tree's size, and what the policy says of itself."""
 
     requests: int
     input_tokens: int
@@ -84,16 +103,41 @@ class Report:
     lost_tokens: Mapping[Loss, int]
     hit_tokens: Mapping[Kind, int]
     taken: Mapping[Kind, int]
-    evicted: Mapping[Kind, int]
-    evicted_tokens: int
+    evictions: Mapping[tuple[Kind, Cause], int]
+    evicted_tokens_for: Mapping[Cause, int]
     skipped: Mapping[Kind, int]
-    refused_present: int
+    present: Mapping[Kind, int]
     states: int
     blocks: int
     protected_states: int
     protected_blocks: int
     ghost_tokens: int
     pins: int
+    policy: Mapping[str, float]
+
+    @property
+    def evicted(self) -> Mapping[Kind, int]:
+        """Checkpoints evicted to make room, by kind."""
+        made_room = [cause for cause in Cause if cause is not Cause.FLUSH]
+        return {kind: sum(self.evictions[kind, cause] for cause in made_room) for kind in Kind}
+
+    @property
+    def evicted_tokens(self) -> int:
+        """Tokens of KV evicted to make room."""
+        return sum(self.evicted_tokens_for.values()) - self.evicted_tokens_for[Cause.FLUSH]
+
+    @property
+    def refused_present(self) -> int:
+        """States offered where a checkpoint already was."""
+        return sum(self.present.values())
+
+    @property
+    def held(self) -> Mapping[Kind, int]:
+        """Checkpoints in the tree, by kind."""
+        return {
+            kind: self.taken[kind] - sum(self.evictions[kind, cause] for cause in Cause)
+            for kind in Kind
+        }
 
 
 def report(cache: PrefixCache) -> Report:
@@ -107,16 +151,17 @@ def report(cache: PrefixCache) -> Report:
         lost_tokens={loss: counters.lost_tokens[loss] for loss in Loss},
         hit_tokens={kind: counters.hit_tokens[kind] for kind in Kind},
         taken={kind: counters.taken[kind] for kind in Kind},
-        evicted={kind: counters.evicted[kind] for kind in Kind},
-        evicted_tokens=counters.evicted_tokens,
+        evictions={(k, cause): counters.evicted[k, cause] for k in Kind for cause in Cause},
+        evicted_tokens_for={cause: counters.evicted_tokens[cause] for cause in Cause},
         skipped={kind: counters.skipped[kind] for kind in Kind},
-        refused_present=counters.refused_present,
+        present={kind: counters.present[kind] for kind in Kind},
         states=cache.states,
         blocks=cache.blocks,
         protected_states=cache.protected_states,
         protected_blocks=cache.protected_blocks,
         ghost_tokens=cache.ghost_tokens,
         pins=len(cache.pins),
+        policy=cache.policy_numbers(),
     )
 
 

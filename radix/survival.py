@@ -59,6 +59,12 @@ class Survival:
         self._uses: list[list[float]] = []
         self._ticks: list[list[float]] = []
         self._promise: list[list[float]] = []
+        self.uses_seen = 0
+
+    @property
+    def classes(self) -> int:
+        """How many classes have appeared."""
+        return len(self._rows)
 
     def row(self, group: Hashable, detail: Hashable, prior: float) -> int:
         """The number of a class; `prior` is a new group's level, 1 that of all classes pooled."""
@@ -79,6 +85,7 @@ class Survival:
     def use(self, row: int, bucket: int) -> None:
         """A checkpoint of that age was used."""
         self._uses[row][bucket] += 1
+        self.uses_seen += 1
 
     def promise(self, row: int, bucket: int) -> float:
         """Uses per tick that keeping one from this age on promises, as of the last `learn`."""

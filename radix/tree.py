@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from radix.checkpoint import Checkpoint
     from radix.values import Kind
 
+LOST_PER_EDGE = 32  # evicted checkpoints, and refused depths, that one edge remembers
+
 
 class Node:
     """One edge of the tree and the point where it ends."""
@@ -34,6 +36,7 @@ class Node:
         "parent",
         "pins",
         "refs",
+        "refused",
         "resident_children",
         "seen",
         "tokens",
@@ -51,6 +54,7 @@ class Node:
         self.holds = 0  # of these, the ones that protect the checkpoint as well
         self.refs = 0  # pins that end here or below
         self.lost: tuple[Checkpoint, ...] = ()  # evicted ones on this edge, shallowest first
+        self.refused: tuple[int, ...] = ()  # depths on this edge where a state found no memory
         self.seen = 0  # tick at which a ghost was last evidence
 
     @property
@@ -159,6 +163,8 @@ class Tree:
         upper.seen = node.seen
         upper.lost = tuple(c for c in node.lost if c.depth <= depth)
         node.lost = node.lost[len(upper.lost) :]
+        upper.refused = tuple(d for d in node.refused if d <= depth)
+        node.refused = node.refused[len(upper.refused) :]
         parent.children[self._key(upper.tokens, 0)] = upper
         node.tokens = node.tokens[cut:].copy()
         if blocks is not None:
@@ -184,6 +190,7 @@ class Tree:
         if node.blocks is not None and child.blocks is not None:
             child.blocks = np.concatenate((node.blocks, child.blocks))
         child.lost = node.lost + child.lost
+        child.refused = node.refused + child.refused
         child.parent = parent
         parent.children[self._key(child.tokens, 0)] = child
         node.parent = None
@@ -248,6 +255,16 @@ class Tree:
         node.blocks = None
         parent.resident_children -= 1
         return blocks
+
+
+def remember_refused(walk: Walk, depth: int) -> None:
+    """Note, where `walk` ends, that a state wanted at `depth` found no memory."""
+    if walk.matched_len < depth:
+        return  # beyond what was computed, or what ghosts may remember
+    node = walk.path[-1] if walk.partial is None else walk.partial
+    held = node.checkpoint is not None and node.end == depth
+    if not held and depth not in node.refused:
+        node.refused = tuple(sorted((*node.refused, depth)))[-LOST_PER_EDGE:]
 
 
 def fallback_len(node: Node) -> int:

@@ -114,6 +114,7 @@ class Match:
     kind: Kind | None
     node: Node | None = field(repr=False, compare=False)
     missed: tuple[Checkpoint, ...] = field(repr=False, compare=False)  # lost, past resume_len
+    refused: int = 0  # deepest depth past resume_len where no memory could be had for a state
 
 
 @dataclass(frozen=True, slots=True)

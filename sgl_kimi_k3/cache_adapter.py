@@ -29,6 +29,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 
 from radix import CacheConfig, Costs, Kind, PrefixCache
 from sgl_kimi_k3.capture import Capture, Captures
+from sgl_kimi_k3.explain import Explanations
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 from sgl_kimi_k3.metrics import Metrics
 from sgl_kimi_k3.pool_adapter import to_ids
@@ -110,6 +111,7 @@ class KimiK3Cache(BasePrefixCache):
             grid=options.grid,
             flush_held_frees=self.token_to_kv_pool_allocator.flush_held_frees,
         )
+        self.explanations = Explanations(self.page_size) if options.explain else None
         self.retracted = 0  # requests
         self._idle_mark: tuple[int, ...] = ()
         self.metrics: Metrics | None = None
@@ -198,6 +200,8 @@ class KimiK3Cache(BasePrefixCache):
         self.cache.touch(req.lock.pin)
         if not req.retracted_stain:
             self.cache.record(req.lock.node)
+            if self.explanations is not None:
+                self.explanations.add(req.rid, req.lock.node)
             if self.trace is not None:
                 self.trace.request(req.rid, tokens_of(req.full_untruncated_fill_ids))
         self._publish()
@@ -271,6 +275,7 @@ class KimiK3Cache(BasePrefixCache):
             mine,
             [(one.depth, one.slot, one.kind) for one in offers],
             finished=finished,
+            refused=self.captures.collect_refused(req),
         )
         for first, last in commit.duplicates:
             self.token_to_kv_pool_allocator.free_segment(row[first:last].clone(), start_pos=first)

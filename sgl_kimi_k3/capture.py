@@ -77,7 +77,6 @@ class Captures:
         self.kernel_chunk = kernel_chunk
         self._grid = grid
         self._flush_held_frees = flush_held_frees
-        self.refused_no_memory = 0  # states for which no slot could be had
 
     # -- planning --
 
@@ -179,7 +178,8 @@ class Captures:
         optional = kind is Kind.OPPORTUNISTIC
         grant = self._arena.alloc(1, 0) if optional else self._cache.acquire(1, 0)
         if grant is None:
-            self.refused_no_memory += 1
+            self._cache.counters.skipped[kind] += 1
+            req.__dict__.setdefault("kimi_k3_refused", []).append(depth)
             return None
         slot = int(grant.states[0])
         held = req.__dict__.setdefault("kimi_k3_captures", [])
@@ -191,6 +191,11 @@ class Captures:
     def collect(self, req: Req) -> list[Capture]:
         """Hand over what the request holds; it holds nothing afterwards."""
         return req.__dict__.pop("kimi_k3_captures", [])
+
+    @staticmethod
+    def collect_refused(req: Req) -> list[int]:
+        """Hand over the depths at which no slot could be had since the last commit."""
+        return req.__dict__.pop("kimi_k3_refused", [])
 
     def drop(self, req: Req) -> None:
         """Free what the request holds."""

@@ -71,6 +71,7 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
         "mamba_ping_pong_track_buffer_to_keep",
     ),
     "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class": ("self",),
+    "sglang.srt.managers.scheduler.Scheduler.get_internal_state": ("self", "recv_req"),
     "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": ("self",),
     "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation": (
         "self",

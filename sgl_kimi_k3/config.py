@@ -7,7 +7,7 @@ Imports neither torch nor sglang.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Options:
             tokenizer has K3's control tokens; `off` ignores messages.
         check: recount pool and tree from scratch whenever the scheduler is idle, and stop on a
             difference.  For tests: it takes seconds on a GPU's arena.
+        explain: say for every request, in the log and in `/server_info`, what was computed and why.
         trace: file that receives one line per request in the simulator's format; empty = off.
         model: `auto` uses the portable model where CUDA is absent, `portable` always.
     """
@@ -40,6 +41,7 @@ class Options:
     ghost_tokens: int = 4_194_304
     boundaries: str = "auto"
     check: bool = False
+    explain: bool = False
     trace: str = ""
     model: str = "auto"
 
@@ -61,6 +63,10 @@ class Options:
             raise ValueError(f"{PREFIX}GHOST_TOKENS={self.ghost_tokens}: must not be negative")
         _one_of("boundaries", self.boundaries, ("auto", "off"))
         _one_of("model", self.model, ("auto", "portable"))
+
+    def as_dict(self) -> dict[str, int | str | bool]:
+        """By name without prefix."""
+        return asdict(self)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Options:

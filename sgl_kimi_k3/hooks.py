@@ -76,6 +76,11 @@ HOOKS = (
         "sgl_kimi_k3.scheduler:release_retracted",
         "a retracted request leaves its latest state",
     ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
+        "sgl_kimi_k3.live:internal_state",
+        "`/server_info` shows what the cache counted and what the arena holds",
+    ),
 )
 
 _MARK = "__sgl_kimi_k3_hook__"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from radix import Kind, Loss
+from radix import Cause, Kind, Loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lost_tokens": ("Prompt tokens that were computed, by reason.", ("reason",)),
     "hit_tokens": ("Resumed tokens by the kind of checkpoint resumed from.", ("kind",)),
     "checkpoints_taken": ("States kept in the tree, by kind.", ("kind",)),
-    "checkpoints_refused": ("States not kept, by reason.", ("reason",)),
+    "checkpoints_refused": ("States not kept, by kind and cause.", ("kind", "cause")),
     "checkpoints_evicted": ("States evicted, by kind and cause.", ("kind", "cause")),
     "evicted_kv_tokens": ("Tokens of KV evicted, by cause.", ("cause",)),
     "retracted_requests": ("Running requests that had to give their memory back.", ()),
@@ -100,10 +100,12 @@ def totals(cache: KimiK3Cache) -> Iterator[tuple[Series, float]]:
     for kind in Kind:
         yield ("hit_tokens", (kind.value,)), tree.hit_tokens[kind]
         yield ("checkpoints_taken", (kind.value,)), tree.taken[kind]
-        yield ("checkpoints_evicted", (kind.value, "memory")), tree.evicted[kind]
-    yield ("checkpoints_refused", ("present",)), tree.refused_present
-    yield ("checkpoints_refused", ("no_memory",)), cache.captures.refused_no_memory
-    yield ("evicted_kv_tokens", ("memory",)), tree.evicted_tokens
+        yield ("checkpoints_refused", (kind.value, "present")), tree.present[kind]
+        yield ("checkpoints_refused", (kind.value, "no_memory")), tree.skipped[kind]
+        for cause in Cause:
+            yield ("checkpoints_evicted", (kind.value, cause.value)), tree.evictions[kind, cause]
+    for cause in Cause:
+        yield ("evicted_kv_tokens", (cause.value,)), tree.evicted_tokens_for[cause]
     yield ("retracted_requests", ()), cache.retracted
     yield ("moved_bytes", ()), pool.counters.moved_bytes
 

@@ -79,7 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @property
     def evicted(self) -> int:
-        return sum(self.world.cache.counters.evicted.values())
+        return self.world.cache.counters.evicted.total()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), step=st.integers(1, 7))

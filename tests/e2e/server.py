@@ -208,7 +208,7 @@ class Metrics(dict[str, float]):
 
     def since(self, before: Metrics, name: str) -> float:
         """Growth of a counter."""
-        return self[name] - before[name]
+        return self[name] - before.get(name, 0.0)  # SGLang makes some series late
 
 
 def body(prompt: Sequence[int], new_tokens: int, **fields: Any) -> dict[str, Any]:

@@ -218,6 +218,26 @@ def test_requests_are_counted_once(roomy):
     assert cached <= after.since(before, "kimi_k3:matched_tokens_total") <= told
 
 
+def test_the_live_report_is_what_the_metrics_say(roomy):
+    """`/server_info`, which needs no metrics, and `/metrics`: one truth."""
+    prompt = words("reported", 90)
+    for _ in range(2):
+        roomy.generate(prompt)
+    seen = roomy.assert_idle_books()
+    (report,) = [state["kimi_k3"] for state in roomy.info()["internal_states"]]
+    assert report["tokens"]["input"] == seen["kimi_k3:input_tokens_total"]
+    assert report["tokens"]["resumed"] == seen["kimi_k3:resumed_tokens_total"]
+    for reason, tokens in report["tokens"]["lost"].items():
+        assert tokens == seen[f'kimi_k3:lost_tokens_total{{reason="{reason}"}}']
+    assert sum(report["checkpoints"]["held"].values()) == seen["kimi_k3:cached_states"]
+    arena = report["arena"]
+    parts = sum(arena[f"{part}_bytes"] for part in ("gap", "sink", "slack"))
+    for end in (arena["states"], arena["kv"]):
+        parts += end["live_bytes"] + end["retired_bytes"] + end["hole_bytes"]
+    assert parts == arena["total_bytes"] == roomy.arena_bytes()
+    assert report["limits"]["running_requests"] == {"asked": 16, "effective": 16}
+
+
 def test_a_request_longer_than_the_pool_is_refused(tight):
     capacity = tight.info()["max_total_num_tokens"]
     answer = tight.post("/generate", body(words("too long", capacity), 4))

@@ -50,7 +50,7 @@ def test_the_parts_of_the_arena_add_up() -> None:
         seen = read(world)
         parts = sum(value for (name, _), value in seen.items() if name == "arena_bytes")
         assert parts == world.arena.geometry.total_bytes
-    assert seen["evicted_kv_tokens", ("memory",)] > 0
+    assert seen["evicted_kv_tokens", ("kv",)] > 0
     assert sum(v for (name, _), v in seen.items() if name == "checkpoints_evicted") > 0
 
 
