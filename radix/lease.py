@@ -156,10 +156,11 @@ def admit(
     namespace: Hashable,
     *,
     boundaries: Sequence[int] = (),
+    room_len: int = 0,
 ) -> Lease | None:
     """Match, pin, evict until it fits, take the live state and the prompt's blocks.
 
-    None: no room now; everything is as it was.
+    Blocks are taken up to `room_len` if that is longer. None: no room now; everything is as it was.
     """
     match = cache.match(tokens, namespace)
     stops = cache.stops(
@@ -167,7 +168,7 @@ def admit(
     )
     size = cache.config.block_size
     pin = cache.pin(match)
-    grant = cache.acquire(1, -(-len(tokens) // size) - match.resume_len // size)
+    grant = cache.acquire(1, -(-max(len(tokens), room_len) // size) - match.resume_len // size)
     if grant is None:
         cache.unpin(pin)
         return None

@@ -1,0 +1,42 @@
+"""Policies by name. Modules are imported when asked for: `sglang` alone needs torch and SGLang."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from radix.sim.server import Server, Setup
+
+# What stands behind a name: module and a factory `(Setup) -> Server` in it.
+TABLE: dict[str, str] = {
+    "ours": "radix.sim.policies.ours:make",
+    "unbounded": "radix.sim.policies.bounds:Unbounded",
+    "null": "radix.sim.policies.bounds:Null",
+}
+
+
+def check(names: Iterable[str]) -> None:
+    """Raise ValueError if no policy has one of the names."""
+    for name in names:
+        if name not in TABLE:
+            raise ValueError(f"--policy {name} is unknown; policies: {', '.join(TABLE)} (or all)")
+
+
+def make(name: str, setup: Setup) -> Server:
+    """Build a policy.
+
+    Raises:
+        ValueError: no policy has that name, its imports are missing, or the memory is too small.
+    """
+    check((name,))
+    module, factory = TABLE[name].split(":")
+    try:
+        build = getattr(importlib.import_module(module), factory)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--policy {name} needs the package {error.name}: pip install 'sgl-kimi-k3[serve]'"
+        ) from None
+    return cast("Callable[[Setup], Server]", build)(setup)
