@@ -1,6 +1,6 @@
 """One byte arena: KDA states grow from one end, MLA KV blocks from the other."""
 
-from mempool.geometry import Geometry
+from mempool.geometry import Geometry, unit_bytes
 from mempool.ids import BlockId, IdArray, Side, SlotId, Step
 from mempool.pool import Grant, Move, Pool
 from mempool.report import Counters, Report, SideReport
@@ -20,4 +20,5 @@ __all__ = [
     "SlotId",
     "Step",
     "Table",
+    "unit_bytes",
 ]

@@ -70,51 +70,23 @@ class Geometry:
 
     @classmethod
     def of_model(
-        cls,
-        total_bytes: int,
-        *,
-        n_kda: int,
-        n_mla: int,
-        num_heads: int,
-        head_dim: int,
-        conv_kernel: int = 4,
-        kv_lora_rank: int = 512,
-        rope_dim: int = 64,
-        block_size: int = 64,
-        state_itemsize: int = 4,
-        conv_itemsize: int = 2,
-        kv_itemsize: int = 2,
-        tp: int = 1,
-        dcp: int = 1,
+        cls, total_bytes: int, *, block_size: int = 64, dcp: int = 1, **sizes: int
     ) -> "Geometry":
-        """Exact sizes of a KDA / MLA hybrid on one rank.
+        """The arena of a KDA / MLA hybrid on one rank; `sizes` are those of `unit_bytes`.
 
-        State: n_kda x ((conv_kernel - 1) x 3HD/tp conv rows + H/tp x D x D), as SGLang's
-        `KimiLinearStateShape`; heads are split over `tp`. Rows: n_mla x (kv_lora_rank + rope_dim),
-        replicated over `tp`, spread over `dcp`, so one block holds `block_size * dcp` tokens of
-        which this rank stores `block_size`.
+        Rows are spread over `dcp` ranks, so one block holds `block_size * dcp` tokens of which this
+        rank stores `block_size`.
 
         Raises:
-            ValueError: heads do not divide by `tp`, or a row breaks SGLang's alignment.
+            ValueError: as `unit_bytes` and the constructor.
         """
-        if tp < 1 or num_heads % tp:
-            raise ValueError(f"--tp-size {tp} must divide the {num_heads} KDA heads")
         if dcp < 1:
             raise ValueError(f"--dcp-size must be positive, got {dcp}")
-        heads = num_heads // tp
-        conv = (conv_kernel - 1) * 3 * heads * head_dim * conv_itemsize
-        recurrent = heads * head_dim * head_dim * state_itemsize
-        row = (kv_lora_rank + rope_dim) * kv_itemsize
-        if row % ROW_ALIGN_BYTES:
-            raise ValueError(
-                f"one MLA row is {row} bytes, not a multiple of {ROW_ALIGN_BYTES}: "
-                f"choose another --kv-cache-dtype"
-            )
-        entry = _ceil_div(n_mla * row, ENTRY_ALIGN_BYTES) * ENTRY_ALIGN_BYTES
+        state_bytes, token_bytes = unit_bytes(**sizes)
         return cls(
             total_bytes=total_bytes,
-            state_bytes=n_kda * (conv + recurrent),
-            block_bytes=block_size * entry,
+            state_bytes=state_bytes,
+            block_bytes=block_size * token_bytes,
             block_size=block_size * dcp,
         )
 
@@ -166,6 +138,47 @@ class Geometry:
                 f"sink of {self.sink_bytes}; the pool has {self.total_bytes}: "
                 f"{needed - self.total_bytes} bytes are missing, raise {flag}"
             )
+
+
+def unit_bytes(
+    *,
+    n_kda: int,
+    n_mla: int,
+    num_heads: int,
+    head_dim: int,
+    conv_kernel: int = 4,
+    kv_lora_rank: int = 512,
+    rope_dim: int = 64,
+    state_itemsize: int = 4,
+    conv_itemsize: int = 2,
+    kv_itemsize: int = 2,
+    tp: int = 1,
+) -> tuple[int, int]:
+    """Bytes of one state and of one token's rows on one rank, all layers of each kind.
+
+    State: n_kda x ((conv_kernel - 1) x 3HD/tp conv rows + H/tp x D x D), as SGLang's
+    `KimiLinearStateShape`; heads are split over `tp`. Rows: n_mla x (kv_lora_rank + rope_dim),
+    replicated over `tp`.
+
+    Raises:
+        ValueError: heads do not divide by `tp`, or a row breaks SGLang's alignment.
+
+    >>> unit_bytes(n_kda=69, n_mla=24, num_heads=96, head_dim=128, tp=8)
+    (56171520, 27648)
+    """
+    if tp < 1 or num_heads % tp:
+        raise ValueError(f"--tp-size {tp} must divide the {num_heads} KDA heads")
+    heads = num_heads // tp
+    conv = (conv_kernel - 1) * 3 * heads * head_dim * conv_itemsize
+    recurrent = heads * head_dim * head_dim * state_itemsize
+    row = (kv_lora_rank + rope_dim) * kv_itemsize
+    if row % ROW_ALIGN_BYTES:
+        raise ValueError(
+            f"one MLA row is {row} bytes, not a multiple of {ROW_ALIGN_BYTES}: "
+            f"choose another --kv-cache-dtype"
+        )
+    entry = _ceil_div(n_mla * row, ENTRY_ALIGN_BYTES) * ENTRY_ALIGN_BYTES
+    return n_kda * (conv + recurrent), entry
 
 
 def _ceil_div(value: int, unit: int) -> int:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # name -> (module, what it does)
 COMMANDS = {
     "serve": ("sgl_kimi_k3.serve", "start SGLang's server with this backend"),
+    "plan": ("sgl_kimi_k3.plan.command", "what fits on a GPU, which hit rate to expect"),
 }
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mempool import Geometry, unit_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mempool import Geometry
+KV_ITEMSIZE = {"fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "bf16": 2}  # --kv-cache-dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,9 @@ class MemoryPlan:
     def lines(self) -> Iterator[str]:
         """The plan for people."""
         yield (
-            f"one KDA state {_size(self.state_bytes)}, one token of MLA KV "
-            f"{_size(self.token_bytes)}: a state weighs {self.state_bytes / self.token_bytes:,.0f} "
-            "tokens of KV"
+            f"one KDA state {size_text(self.state_bytes)}, one token of MLA KV "
+            f"{size_text(self.token_bytes)}: "
+            f"a state weighs {self.state_bytes / self.token_bytes:,.0f} tokens of KV"
         )
         if self.geometry is None:
             yield "arena: sized from free GPU memory after loading; its size is logged at start"
@@ -44,7 +46,7 @@ class MemoryPlan:
         tokens = geometry.max_blocks * geometry.block_size
         longest = self.longest_request()
         yield (
-            f"arena {_size(geometry.total_bytes)}, shared without a split: "
+            f"arena {size_text(geometry.total_bytes)}, shared without a split: "
             f"{geometry.max_states:,} states or {tokens:,} tokens; "
             f"longest single request {longest:,} tokens"
             + (f" (asked for {self.asked_tokens:,} tokens)" if self.asked_tokens else "")
@@ -63,15 +65,27 @@ class MemoryPlan:
     def concurrent(self, tokens: int) -> int:
         """How many requests of `tokens` tokens fit at once, nothing cached."""
         assert self.geometry is not None
-        blocks = self.geometry.blocks_of(tokens)
-        low, high = 0, self.geometry.max_states
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.geometry.state_end(middle) <= self.geometry.block_start(middle * blocks):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bundles(self.geometry, states=1, blocks=self.geometry.blocks_of(tokens))
+
+
+def bundles(
+    geometry: Geometry,
+    *,
+    states: int,
+    blocks: int,
+    shared_states: int = 0,
+    shared_blocks: int = 0,
+) -> int:
+    """How often a bundle of states (at least one) and blocks fits, beside what all share."""
+    low, high = 0, geometry.max_states // states
+    while low < high:
+        middle = (low + high + 1) // 2
+        top = geometry.state_end(shared_states + middle * states)
+        if top <= geometry.block_start(shared_blocks + middle * blocks):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def plan_of(server_args: Any) -> MemoryPlan:
@@ -83,7 +97,7 @@ def plan_of(server_args: Any) -> MemoryPlan:
     from sglang.srt.arg_groups.model_override_base import model_config_of  # noqa: PLC0415
     from sglang.srt.arg_groups.overrides import resolving_view  # noqa: PLC0415
     from sglang.srt.configs.hybrid_arch import mambaish_config  # noqa: PLC0415
-    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415
+    from sglang.srt.runtime_context import attn_tp_size_of, get_parallel  # noqa: PLC0415
 
     view, model = resolving_view(server_args), model_config_of(server_args)
     hybrid = mambaish_config(model)
@@ -92,11 +106,23 @@ def plan_of(server_args: Any) -> MemoryPlan:
             f"{view.model_path} ({model.hf_config.architectures}) has no recurrent state; this "
             "backend serves Kimi K3 and Kimi Linear. Use plain `sglang serve`."
         )
-    with get_parallel().override(attn_tp_size=view.tp_size):  # not published before launch
-        state_bytes = hybrid.mamba2_cache_params.mamba_cache_per_req
-    itemsize = {"fp8_e4m3": 1, "fp8_e5m2": 1}.get(view.kv_cache_dtype, model.dtype.itemsize)
-    row = (model.kv_lora_rank + model.qk_rope_head_dim) * itemsize
-    token_bytes = -(-len(hybrid.full_attention_layer_ids) * row // 32) * 32
+    attention_tp = attn_tp_size_of(view)
+    with get_parallel().override(attn_tp_size=attention_tp):  # not published before launch
+        dtype = hybrid.mamba2_cache_params.dtype
+    linear = hybrid.linear_attn_config
+    state_bytes, token_bytes = unit_bytes(
+        n_kda=len(hybrid.linear_layer_ids),
+        n_mla=len(hybrid.full_attention_layer_ids),
+        num_heads=linear["num_heads"],
+        head_dim=linear["head_dim"],
+        conv_kernel=linear["short_conv_kernel_size"],
+        kv_lora_rank=model.kv_lora_rank,
+        rope_dim=model.qk_rope_head_dim,
+        state_itemsize=dtype.temporal.itemsize,
+        conv_itemsize=dtype.conv.itemsize,
+        kv_itemsize=KV_ITEMSIZE.get(view.kv_cache_dtype, model.dtype.itemsize),
+        tp=attention_tp,
+    )
     return MemoryPlan(
         state_bytes=state_bytes,
         token_bytes=token_bytes,
@@ -108,8 +134,6 @@ def plan_of(server_args: Any) -> MemoryPlan:
 
 def _geometry(view: Any, state_bytes: int, token_bytes: int) -> Geometry | None:
     """Where both sizes are given, SGLang's arena is exactly their sum."""
-    from mempool import Geometry  # noqa: PLC0415  # numpy only
-
     if view.max_total_tokens is None or view.max_mamba_cache_size is None:
         return None
     try:
@@ -130,7 +154,8 @@ def _geometry(view: Any, state_bytes: int, token_bytes: int) -> Geometry | None:
     return geometry
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Bytes for people."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"

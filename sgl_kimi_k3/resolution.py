@@ -35,7 +35,9 @@ REFUSED: tuple[tuple[str, str, Any, str], ...] = (
         False,
         "a mixed step cannot end on a stop",
     ),
-    ("--enable-dp-attention", "enable_dp_attention", False, "not run yet"),
+    # SGLang turns --dp-size N --enable-dp-attention into this one before we are asked.
+    ("--attn-dp-size", "attn_dp_size", 1, "DP attention has not been run"),
+    ("--attn-cp-size", "attn_cp_size", 1, "context-parallel prefill has not been run"),
     ("--pp-size", "pp_size", 1, "each stage would plan its own stops"),
     ("--dcp-size", "dcp_size", 1, "widened pages are not run yet"),
     ("--speculative-algorithm", "speculative_algorithm", None, "draft states are not tracked yet"),

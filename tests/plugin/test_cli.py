@@ -65,9 +65,9 @@ class View:
     mamba_radix_cache_strategy = "auto"
     attention_backend = None
     device = "cpu"
-    enable_hierarchical_cache = enable_lmcache = enable_mixed_chunk = enable_dp_attention = False
+    enable_hierarchical_cache = enable_lmcache = enable_mixed_chunk = False
     disaggregation_mode = "null"
-    pp_size = dcp_size = 1
+    pp_size = dcp_size = attn_dp_size = attn_cp_size = 1
     speculative_algorithm = None
 
 
@@ -84,6 +84,9 @@ def test_what_works_is_accepted() -> None:
         ("enable_hierarchical_cache", True, "--enable-hierarchical-cache"),
         ("disaggregation_mode", "decode", "--disaggregation-mode (got 'decode')"),
         ("pp_size", 2, "--pp-size (got 2)"),
+        ("attn_dp_size", 2, "--attn-dp-size (got 2)"),
+        ("attn_cp_size", 2, "--attn-cp-size (got 2)"),
+        ("dcp_size", 8, "--dcp-size (got 8)"),
         ("speculative_algorithm", "EAGLE", "--speculative-algorithm (got 'EAGLE')"),
     ],
 )
