@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ITEMSIZE = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
-    "fp8_e4m3": 1, "fp8_e5m2": 1,
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
 }
 # 4-bit values and one scale byte for every 32 of them.
 MXFP4_BYTES = 0.5 + 1 / 32

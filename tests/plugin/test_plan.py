@@ -115,7 +115,8 @@ def test_weights_of_kimi_linear_are_those_of_transformers():
 
 
 @pytest.mark.parametrize("total", [60 << 30, 143_771 << 20, 275_040 << 20])
-def test_the_arena_of_a_gpu_is_sglangs_arithmetic(total, runtime, monkeypatch):
+@pytest.mark.usefixtures("runtime")
+def test_the_arena_of_a_gpu_is_sglangs_arithmetic(total, monkeypatch):
     """SGLang's own methods, told what a GPU has free before and after loading."""
     publish_args(mem_fraction_static=0.85)
     server = Server(Model.of(json.loads(K3.read_text("utf-8"))["text_config"]), Layout(8))
@@ -216,6 +217,22 @@ def test_the_line_to_start_with_says_what_was_planned():
         assert words in line
     assert "--dtype" not in line.split()
     assert any("two_nodes.sh" in warning for warning in plan.warnings)
+
+
+def test_the_simulated_ceiling_is_the_profiles():
+    """The trace a profile stands for, replayed in an endless memory; answers' last tokens aside."""
+    words = ["--max-total-tokens", "200000", "--max-mamba-cache-size", "100", "--tp", "8",
+             "--prompt-tokens", "4096", "--shared-prefix", "2048", "--turn-tokens", "512",
+             "--output-tokens", "128", "--turns", "4", "--conversations", "12"]  # fmt: skip
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    plan = plan_of(parser.parse_args([str(K3), *words]))
+    (found,) = plan.expected
+    assert (found.conversations, found.requests, found.refused) == (12, 96, 0)
+    # 24 conversations of which the first cannot share: 2,048 tokens of 24 x 20,224.
+    first = 2048 / (24 * sum(plan.traffic.profile.prompt_len(turn) for turn in range(4)))
+    assert found.ceiling == pytest.approx(plan.traffic.profile.ceiling - first, abs=0.002)
+    assert 0.5 * found.ceiling < found.hit_rate <= found.ceiling
 
 
 def test_json_and_table_tell_the_same(capsys):
