@@ -1,0 +1,258 @@
+"""The tree beside SGLang 0.5.23's own: `python -m tests.bench.radix [--json F]`.
+
+Both get the same prompts as SGLang's scheduler hands them over, `array('q')` of token ids and an
+int32 row of KV ids, at pages of one token, in one process with one thread, interleaved, timed in CPU
+seconds of the process. Every figure is the median of its repeats. Ours frees what it evicts into
+`mempool.Pool`; SGLang's tree frees into nothing, in its favour.
+
+    cycle  a new prompt of so many tokens: match (a miss behind the shared prefix), commit with a
+           state at its end, evict as many tokens of others
+    match  the same prompt again with one more token: all is known, as one edge
+    turn   a conversation of so many tokens in turns of 1,024, each with its state, goes on by one
+           turn: match and commit
+
+A match is what admission does: key conversion, look-up, pin (SGLang: look-up, lock). A commit takes
+the key and the row as SGLang's scheduler holds them. The tree holds 10,000 leaves of 1,024 tokens,
+each with a state, behind a shared prefix of 256. `ratio` is ours over SGLang's.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+import torch
+
+from mempool import Geometry, Pool
+from radix import CacheConfig, Costs, Kind, PrefixCache
+from sgl_kimi_k3.keys import tokens_of
+from sgl_kimi_k3.pool_adapter import to_ids
+from tests.bench.radix_peer import Peer
+
+SIZES = (1_024, 16_384, 131_072, 1_048_576)
+NODES, LEAF, SHARED, TURN = 10_000, 1_024, 256, 1_024
+REPEATS = {1_024: 41, 16_384: 21, 131_072: 11, 1_048_576: 5}
+TURN_REPEATS = 9
+TOKEN_BYTES = 64  # a state counts as one token, so that both trees evict by tokens alone
+
+
+class Ours:
+    """`PrefixCache` over `Pool` under the peer's verbs."""
+
+    def __init__(self) -> None:
+        tokens = NODES * (LEAF + 1) + sum(2 * n * REPEATS[n] for n in SIZES)  # and to spare
+        self.pool = Pool(
+            Geometry(
+                total_bytes=tokens * TOKEN_BYTES,
+                state_bytes=TOKEN_BYTES,
+                block_bytes=TOKEN_BYTES,
+                block_size=1,
+            )
+        )
+        config = CacheConfig(
+            block_size=1, grid=64, costs=Costs(state_bytes=TOKEN_BYTES, token_bytes=TOKEN_BYTES)
+        )
+        self.cache = PrefixCache(self.pool, config)
+
+    def row(self, tokens: int) -> torch.Tensor:
+        """What a request's row of token ids holds: ids of the pool."""
+        grant = self.pool.alloc(0, tokens)
+        assert grant is not None
+        return torch.from_numpy(grant.blocks.astype(np.int32))
+
+    def match(self, tokens: array):
+        """As admission does: look up, pin, mark what is consumed."""
+        pin = self.cache.pin(self.cache.match(tokens_of(tokens), None))
+        self.cache.touch(pin)
+        return pin.depth, pin
+
+    def commit(self, held, tokens: array, row: torch.Tensor, depths: list[int]) -> None:
+        """As a request's end does, with states at `depths`."""
+        start, pin = held
+        slots = self.pool.alloc(len(depths), 0).states
+        offers = [(d, int(s), Kind.PROMPT_END) for d, s in zip(depths, slots, strict=True)]
+        mine = to_ids(row[start : depths[-1]])
+        key = tokens_of(tokens)[: depths[-1]]
+        self.cache.commit(pin, key, None, mine, offers, finished=True)
+
+    def evict(self, tokens: int) -> None:
+        """Make room for so many tokens."""
+        assert self.cache.evict(0, self.pool.fundable_blocks() + tokens)
+
+    def let_go(self, pin) -> None:
+        """A request that goes no further."""
+        self.cache.unpin(pin)
+
+    def states(self) -> int:
+        """States held."""
+        return self.cache.states
+
+
+class Prompts:
+    """Random prompts that share their first tokens, alike for both sides."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(7)
+        self.shared = self.draw(SHARED)
+
+    def draw(self, tokens: int) -> np.ndarray:
+        return self.rng.integers(0, 150_000, tokens, dtype=np.int64)
+
+    def new(self, tokens: int) -> array:
+        return array("q", np.concatenate((self.shared, self.draw(tokens - SHARED))).tobytes())
+
+    def grown(self, prompt: array, tokens: int) -> array:
+        return prompt + array("q", self.draw(tokens).tobytes())
+
+
+def run(side, prompt: array, depths: list[int]) -> tuple[float, float, int]:
+    """One request, with states left at `depths`; seconds of match and commit, and what it hit."""
+    (hit, held), matching = timed(side.match, prompt)
+    row = torch.cat((torch.zeros(hit, dtype=torch.int32), side.row(len(prompt) - hit)))
+    _, committing = timed(side.commit, (hit, held), prompt, row, depths)
+    return matching, committing, hit
+
+
+def timed(call, *args):
+    start = process_time()
+    result = call(*args)
+    return result, process_time() - start
+
+
+class Samples:
+    """Seconds by part, for ours and for SGLang's."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, tuple[list[float], list[float]]] = {}
+
+    def add(self, part: str, side: int, seconds: float) -> None:
+        self.seconds.setdefault(part, ([], []))[side].append(seconds)
+
+    def row(self, tokens: int, *parts: str) -> dict:
+        """Medians in microseconds; `ratio` is ours over SGLang's."""
+        both = [
+            {part: round(1e6 * statistics.median(self.seconds[part][side]), 1) for part in parts}
+            for side in (0, 1)
+        ]
+        ours, peer = (round(sum(one.values()), 1) for one in both)
+        row = {"tokens": tokens, "ours_us": ours, "sglang_us": peer, "ratio": round(ours / peer, 3)}
+        return row | ({"ours": both[0], "sglang": both[1]} if len(parts) > 1 else {})
+
+
+def cycles(sides, prompts: Prompts, tokens: int) -> Samples:
+    """New prompts of so many tokens come, are looked up again, and others make room for them."""
+    samples = Samples()
+    for _ in range(REPEATS[tokens]):
+        prompt = prompts.new(tokens)
+        again = prompts.grown(prompt, 1)
+        for index, side in enumerate(sides):
+            matching, committing, hit = run(side, prompt, [tokens])
+            assert hit <= SHARED, hit
+            (hit, held), known = timed(side.match, again)
+            assert hit == tokens, (hit, tokens)
+            side.let_go(held)
+            _, evicting = timed(side.evict, tokens)
+            parts = {"match": matching, "commit": committing, "evict": evicting, "known": known}
+            for part, seconds in parts.items():
+                samples.add(part, index, seconds)
+    return samples
+
+
+def turns(sides, prompts: Prompts, tokens: int) -> Samples:
+    """A conversation of so many tokens goes on, turn by turn."""
+    samples = Samples()
+    prompt = prompts.new(tokens)
+    for side in sides:
+        run(side, prompt, list(range(TURN, tokens + 1, TURN)))
+    for _ in range(TURN_REPEATS):
+        prompt = prompts.grown(prompt, TURN)
+        for index, side in enumerate(sides):
+            matching, committing, hit = run(side, prompt, [len(prompt)])
+            assert hit == len(prompt) - TURN, (hit, len(prompt))
+            samples.add("match", index, matching)
+            samples.add("commit", index, committing)
+    return samples
+
+
+def refill(sides, prompts: Prompts) -> None:
+    """Leaves up to the number the figures are for."""
+    for side in sides:
+        while side.states() < NODES:
+            run(side, prompts.new(SHARED + LEAF), [SHARED + LEAF])
+
+
+def measure() -> dict:
+    """Every figure."""
+    torch.set_num_threads(1)
+    prompts = Prompts()
+    sides = Ours(), Peer()
+    figures: dict[str, list] = {"cycle": [], "match": [], "turn": []}
+    with torch.inference_mode():
+        for side in sides:
+            run(side, prompts.new(2 * SHARED), [SHARED, 2 * SHARED])
+        refill(sides, prompts)
+        gc.collect()
+        gc.freeze()  # or collections walk the million objects that importing SGLang leaves
+        for tokens in SIZES:
+            samples = cycles(sides, prompts, tokens)
+            figures["cycle"].append(samples.row(tokens, "match", "commit", "evict"))
+            figures["match"].append(samples.row(tokens, "known"))
+            refill(sides, prompts)
+        for tokens in SIZES:
+            figures["turn"].append(turns(sides, prompts, tokens).row(tokens, "match", "commit"))
+    assert sides[0].cache.violations() == []
+    return figures | {"sglang_core": sides[1].core, "nodes": NODES, **environment()}
+
+
+def environment() -> dict[str, str]:
+    """What a number is not quoted without."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    cpu = f"{len(names)} x {names[0]}" if names else platform.processor() or "unknown CPU"
+    return {
+        "machine": f"{platform.machine()}, {cpu}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}",
+        "commit": commit.stdout.strip() or "unknown",
+        "command": "python -m tests.bench.radix",
+    }
+
+
+def show(figures: dict) -> None:
+    """A line per figure."""
+    for name in ("match", "turn", "cycle"):
+        for row in figures[name]:
+            parts = {
+                part: f"{row['ours'][part]:.0f}/{row['sglang'][part]:.0f}"
+                for part in row.get("ours", {})
+            }
+            print(
+                f"{name:6}{row['tokens']:>10,} tokens  ours {row['ours_us']:>10,.0f} us  "
+                f"SGLang {row['sglang_us']:>10,.0f} us  ratio {row['ratio']:.2f}  {parts or ''}"
+            )
+    for name in ("sglang_core", "machine", "commit", "command"):
+        print(f"{name}: {figures[name]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    path = parser.parse_args().json
+    figures = measure()
+    show(figures)
+    if path:
+        path.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

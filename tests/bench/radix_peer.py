@@ -1,0 +1,64 @@
+"""SGLang 0.5.23's own tree, driven by the benchmark under the same verbs as ours.
+
+`UnifiedRadixCache` with Full and Mamba components as its factory builds it. What the tree frees goes
+nowhere instead of to its allocator, in the peer's favour: at one token a page that takes SGLang 45 ms.
+"""
+
+from array import array
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from radix.sim.peers.sglang_arena import build
+
+
+class Peer:
+    """One tree; ids are made up, they are only carried."""
+
+    def __init__(self) -> None:
+        arena = build(
+            total_tokens=4096, state_tokens=2, page_size=1, rows=1, context_tokens=64, core=None
+        )
+        self.tree = arena.tree
+        self.core = type(self.tree.tree_core).__name__
+        nowhere = lambda *_, **__: None  # noqa: E731
+        for sink in (arena.allocator, self.tree.req_to_token_pool.mamba_allocator):
+            sink.free = nowhere
+        self.next_state = 0
+
+    def row(self, tokens: int) -> torch.Tensor:
+        """What a request's row of token ids holds."""
+        return torch.arange(1, tokens + 1, dtype=torch.int32)
+
+    def match(self, tokens: array):
+        """As admission does: look up, then lock."""
+        found = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None)))
+        return found.device_prefix_len, self.tree.lock(found.last_device_node)
+
+    def commit(self, held, tokens: array, row: torch.Tensor, depths: list[int]) -> None:
+        """As a request's end does, with states at `depths`."""
+        start, lock = held
+        for depth in depths:
+            self.next_state += 1
+            values = row[:depth].to(dtype=torch.int64, copy=True)
+            key = RadixKey(tokens[:depth], None)
+            state = torch.tensor([self.next_state])
+            self.tree.insert(
+                InsertParams(key=key, value=values, mamba_value=state, prev_prefix_len=start)
+            )
+            start = depth
+        self.tree.unlock(lock)
+
+    def evict(self, tokens: int) -> None:
+        """Make room for so many tokens."""
+        done = self.tree.evict(EvictParams(num_tokens=tokens))
+        assert done.num_tokens_evicted >= tokens, (done, tokens)
+
+    def let_go(self, lock) -> None:
+        """A request that goes no further."""
+        self.tree.unlock(lock)
+
+    def states(self) -> int:
+        """States held."""
+        return self.tree.mamba_evictable_size() + self.tree.mamba_protected_size()
