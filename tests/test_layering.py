@@ -1,7 +1,7 @@
 """The arrows between the packages, and the size a file and a function may have.
 
 sgl_kimi_k3 -> {radix, mempool}      radix, mempool: strangers, except in radix/sim
-torch: mempool's storage and kernels, sgl_kimi_k3      sglang: sgl_kimi_k3, radix/sim's peers
+torch: mempool's storage and kernels, sgl_kimi_k3      sglang: sgl_kimi_k3, radix/sim's peer of it
 """
 
 import ast
@@ -23,7 +23,8 @@ ALLOWED = {
     "mempool/kernels.py": {"mempool", "torch", "triton"},
     "radix": {"radix"},
     "radix/sim": {"radix", "mempool"},
-    "radix/sim/peers": {"radix", "mempool", "sglang", "torch"},
+    "radix/sim/peers/sglang.py": {"radix", "mempool", "sglang", "torch"},
+    "radix/sim/peers/sglang_arena.py": {"radix", "mempool", "sglang", "torch"},
     "sgl_kimi_k3": {"sgl_kimi_k3", "radix", "mempool", "sglang", "torch", "triton"},
     "sgl_kimi_k3/demo": {"sgl_kimi_k3"},
 }

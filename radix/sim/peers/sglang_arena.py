@@ -1,7 +1,7 @@
 """SGLang 0.5.23's own unified pools and hybrid tree, built on CPU tensors without a server.
 
-One layer of each kind stands for the model: 32 bytes a token (SGLang rounds an entry up to that) and
-as many 32-byte units a state as one of the real model's states is worth in tokens of its KV.
+One layer of each kind stands for the model: 32 bytes a token (SGLang rounds an entry up to that)
+and as many 32-byte units a state as one of the real model's states is worth in tokens of its KV.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def build(
 ) -> Arena:
     """Pools of `total_tokens` x 32 bytes, sink included, under strategy `extra_buffer`.
 
-    `rows` is the number of requests that may run at once, `context_tokens` the longest prompt with its
-    answer. `core` is "rust", "python", or None: Rust where it loads. SGLang keeps its configuration
-    process-wide, so a second call ends the life of the first arena.
+    `rows` is the number of requests that may run at once, `context_tokens` the longest prompt with
+    its answer. `core` is "rust", "python", or None: Rust where it loads. SGLang keeps its
+    configuration process-wide, so a second call ends the life of the first arena.
     """
     _configure(page_size)
     bundle = init_unified_mamba_pools(
@@ -103,7 +103,9 @@ class _ExtendTwin:
     """The paged extend kernel, launched as `kernel[grid](...)`, by SGLang's own CPU version."""
 
     def __getitem__(self, grid: object) -> Any:
-        def launch(prefix: Any, seq: Any, last: Any, free: Any, out: Any, _: int, page: int) -> None:
+        def launch(
+            prefix: Any, seq: Any, last: Any, free: Any, out: Any, _: int, page: int
+        ) -> None:
             alloc_extend_naive(prefix, seq, last, free, out, page, "cpu")
 
         return launch

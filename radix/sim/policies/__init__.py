@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 # What stands behind a name: module and a factory `(Setup) -> Server` in it.
 TABLE: dict[str, str] = {
     "ours": "radix.sim.policies.ours:make",
+    "sglang": "radix.sim.peers.sglang:make",
+    "marconi": "radix.sim.peers.marconi:make",
+    "vllm": "radix.sim.peers.vllm:make",
+    "lru": "radix.sim.peers.lru:make",
     "unbounded": "radix.sim.policies.bounds:Unbounded",
     "null": "radix.sim.policies.bounds:Null",
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mempool import Pool
-from radix import CacheConfig, EvictionPolicy, Lease, PrefixCache, TokenArray, admit
+from radix import CacheConfig, EvictionPolicy, Kind, Lease, PrefixCache, TokenArray, admit
 
 if TYPE_CHECKING:
     from radix.sim.server import Setup
@@ -23,11 +23,20 @@ class _Running:
 
 
 class Ours:
-    """As the server: room for the prompt, its answer and one state from admission on."""
+    """As the server: room for the prompt, its answer and one state from admission on.
+
+    `policy` orders the victims, None: as shipped; a prefill leaves states of `kinds` only.
+    """
 
     name = "ours"
 
-    def __init__(self, setup: Setup, policy: EvictionPolicy | None = None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        policy: EvictionPolicy | None = None,
+        kinds: frozenset[Kind] = frozenset(Kind),
+    ) -> None:
+        self._kinds = kinds
         geometry = setup.model.geometry(setup.capacity_bytes, setup.block_size)
         self.pool = Pool(geometry)
         self.cache = PrefixCache(
@@ -59,6 +68,7 @@ class Ours:
         )
         if lease is None:
             return None
+        lease.stops = tuple(stop for stop in lease.stops if stop.kind in self._kinds)
         self._running[request] = _Running(lease, tokens)
         return lease.match.resume_len
 

@@ -1,0 +1,1 @@
+"""Other systems' policies, each in its best honest form, as servers for the simulator."""
