@@ -1,9 +1,9 @@
 """The tree beside SGLang 0.5.23's own: `python -m tests.bench.radix [--json F]`.
 
 Both get the same prompts as SGLang's scheduler hands them over, `array('q')` of token ids and an
-int32 row of KV ids, at pages of one token, in one process with one thread, interleaved, timed in CPU
-seconds of the process. Every figure is the median of its repeats. Ours frees what it evicts into
-`mempool.Pool`; SGLang's tree frees into nothing, in its favour.
+int32 row of KV ids, at pages of one token, in one process with one thread, interleaved, timed in
+CPU seconds of the process. Every figure is the median of its repeats. Ours frees what it evicts
+into `mempool.Pool`; SGLang's tree frees into nothing, in its favour.
 
     cycle  a new prompt of so many tokens: match (a miss behind the shared prefix), commit with a
            state at its end, evict as many tokens of others
@@ -11,9 +11,9 @@ seconds of the process. Every figure is the median of its repeats. Ours frees wh
     turn   a conversation of so many tokens in turns of 1,024, each with its state, goes on by one
            turn: match and commit
 
-A match is what admission does: key conversion, look-up, pin (SGLang: look-up, lock). A commit takes
-the key and the row as SGLang's scheduler holds them. The tree holds 10,000 leaves of 1,024 tokens,
-each with a state, behind a shared prefix of 256. `ratio` is ours over SGLang's.
+A match is what admission does: key conversion, look-up, pin (SGLang: look-up, lock). A commit
+takes the key and the row as SGLang's scheduler holds them. The tree holds 10,000 leaves of 1,024
+tokens, each with a state, behind a shared prefix of 256. `ratio` is ours over SGLang's.
 """
 
 import argparse
@@ -77,7 +77,8 @@ class Ours:
         """As a request's end does, with states at `depths`."""
         start, pin = held
         slots = self.pool.alloc(len(depths), 0).states
-        offers = [(d, int(s), Kind.PROMPT_END) for d, s in zip(depths, slots, strict=True)]
+        kinds = (Kind.JUNCTION if depth == SHARED else Kind.TURN_END for depth in depths)
+        offers = list(zip(depths, slots.tolist(), kinds, strict=True))
         mine = to_ids(row[start : depths[-1]])
         key = tokens_of(tokens)[: depths[-1]]
         self.cache.commit(pin, key, None, mine, offers, finished=True)

@@ -1,7 +1,8 @@
 """SGLang 0.5.23's own tree, driven by the benchmark under the same verbs as ours.
 
-`UnifiedRadixCache` with Full and Mamba components as its factory builds it. What the tree frees goes
-nowhere instead of to its allocator, in the peer's favour: at one token a page that takes SGLang 45 ms.
+`UnifiedRadixCache` with Full and Mamba components as its factory builds it. What the tree frees
+goes nowhere instead of to its allocator, in the peer's favour: at one token a page that takes
+SGLang 45 ms.
 """
 
 from array import array
