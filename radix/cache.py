@@ -15,11 +15,23 @@ from radix import report as reporting
 from radix.checkpoint import Checkpoint
 from radix.expected_loss import ExpectedLoss
 from radix.ghosts import Ghosts
+from radix.node import Node, nodes_below
 from radix.pins import Pins
 from radix.retention import plan_stops
 from radix.tokens import NO_IDS, IdArray, TokenArray, check_tokens
-from radix.tree import LOST_PER_EDGE, Node, Tree, Walk, new_root, nodes_below, remember_refused
-from radix.values import ENDS, CacheConfig, Commit, Match, Offer, Pin, Stop, check_commit
+from radix.tree import LOST_PER_EDGE, Tree, Walk, new_root, remember_refused
+from radix.values import (
+    ENDS,
+    CacheConfig,
+    Commit,
+    Kind,
+    Match,
+    Offer,
+    Pin,
+    SlotId,
+    Stop,
+    check_commit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -45,7 +57,6 @@ class PrefixCache:
         self.roots: dict[Hashable, Node] = {}
         self.pins = Pins()
         self.states = 0  # checkpoints in the tree
-        self.blocks = 0  # KV blocks in the tree
         self.tick = 0  # logical time: one per consumption
         self._pool = pool
         self._policy = ExpectedLoss(config.costs) if policy is None else policy
@@ -175,7 +186,11 @@ class PrefixCache:
             self._policy.consume(checkpoint, self.tick)
 
     def path_blocks(self, held: Pin | Match) -> IdArray:
-        """Block ids of [0, depth) of a pin, or of [0, resume_len) of a current match."""
+        """Block ids of [0, depth) of a pin, or of [0, resume_len) of a current match.
+
+        If that ends inside a block, the last one is filled up to there and must not be written:
+        who goes on from there copies its rows into a block of its own.
+        """
         node = held.node if isinstance(held, Pin) else self._current(held)
         if node is None:
             return NO_IDS
@@ -204,9 +219,14 @@ class PrefixCache:
         return self.blocks - self.protected_blocks
 
     @property
+    def blocks(self) -> int:
+        """KV blocks in the tree."""
+        return self._tree.blocks
+
+    @property
     def ghost_tokens(self) -> int:
         """Tokens remembered without bytes."""
-        return self._ghosts.tokens
+        return self._tree.ghost_tokens
 
     def fits(self, states: int, blocks: int) -> bool:
         """Whether `acquire` would succeed. O(1), joint over both kinds."""
@@ -270,11 +290,11 @@ class PrefixCache:
         ):
             parent = node.parent
             pieces.append(self._tree.make_ghost(node))
-            self.blocks -= len(pieces[-1])
-            self._ghosts.tokens += len(node.tokens)
             self._ghosts.queue(self._tree.compress(node), self.tick)
             node = parent
         survivor = self._tree.compress(node)
+        if node.ragged and survivor is not node and node.blocks is not None:
+            pieces.append(node.blocks)
         above = next((n.checkpoint for n in survivor.lineage() if n.checkpoint is not None), None)
         if above is not None:
             self._policy.update(above, self.tick)
@@ -293,65 +313,72 @@ class PrefixCache:
         tokens: TokenArray,
         namespace: Hashable,
         block_ids: IdArray,
-        checkpoints: Sequence[Offer],
+        checkpoints: Sequence[tuple[int, SlotId, Kind] | Offer],
         *,
         finished: bool,
         refused: Sequence[int] = (),
     ) -> Commit:
         """Publish what a request computed: `tokens` so far, and states at some of its depths.
 
-        `block_ids` cover the whole blocks of [pin.depth, len(tokens)). The tree takes KV up to
-        the deepest checkpoint L on the way, offered or already there, and the offered slots whose
-        depth has none yet. Everything else stays the caller's; the tokens past L are remembered
-        as a ghost. The pin moves to L, or is released if `finished`. `refused` are depths where a
-        state was wanted and no memory could be had: what that costs later is told apart.
+        `block_ids` are those of the whole blocks up to len(tokens), from the one in which pin.depth
+        lies. The tree takes KV up to the deepest checkpoint L on the way, offered or already
+        there, and the offered slots whose depth has none yet, with their tails. Everything else
+        stays the caller's; the tokens past L are remembered as a ghost. The pin moves to L, or is
+        released if `finished`. `refused` are depths where a state was wanted and no memory could
+        be had: what that costs later is told apart.
 
         Raises ValueError, with nothing changed, if the pin is not open, is not on the way of
         `tokens`, or an offer does not fit the key.
         """
         size = self.config.block_size
+        offers = [Offer(*offer) for offer in checkpoints]
         check_tokens(tokens)
         self.pins.check(pin)
-        check_commit(pin, tokens, namespace, block_ids, checkpoints, size)
+        check_commit(pin, tokens, namespace, block_ids, offers, size)
         walk = self._tree.walk(self.roots[namespace], tokens)
         if pin.depth and all(node is not pin.node for node in walk.path):
             raise ValueError(f"the pin at {pin.depth} is not on the way of these tokens")
         held = {node.end for node in walk.path if node.checkpoint is not None}
-        taken = sorted((o for o in checkpoints if o[0] not in held), key=lambda offer: offer[0])
-        already = tuple(offer for offer in checkpoints if offer[0] in held)
-        for _, _, kind in already:
-            self.counters.present[kind] += 1
-        kept = max([pin.depth, *held, *(depth for depth, _, _ in taken)])
+        taken = sorted((o for o in offers if o.depth not in held), key=lambda offer: offer.depth)
+        already = [offer for offer in offers if offer.depth in held]
+        for offer in already:
+            self.counters.present[offer.kind] += 1
+        kept = max([pin.depth, *held, *(offer.depth for offer in taken)])
+        first, last = pin.depth // size, kept // size
+        fresh = self._tree.adopt(
+            self._tree.ensure(pin.node, tokens, last * size), block_ids, pin.depth
+        )
+        spare = [offer.tail for offer in already if offer.tail is not None]
+        spare += [tail for offer in taken for tail in self._place(pin, tokens, offer)]
         end = self._tree.ensure(pin.node, tokens, kept)
-        self._ghosts.tokens += max(0, kept - walk.matched_len)
-        fresh = self._tree.adopt(end, block_ids, pin.depth)
-        self.blocks += sum(len(node.tokens) for node in fresh) // size
-        self._ghosts.tokens -= sum(len(node.tokens) for node in fresh)
-        for offer in taken:
-            self._place(pin, tokens, offer)
         for node in fresh:
             self._tree.compress(node)
         self._ghosts.remember(end, tokens, max(walk.matched_len, kept), self.tick)
-        for depth in refused:
+        for depth in (depth - depth % size for depth in refused):
             remember_refused(self._tree.walk(self.roots[namespace], tokens[:depth]), depth)
 
-        shared = min(walk.resident_len, kept)
-        blocks = block_ids[: (kept - pin.depth) // size].copy()
-        if shared > pin.depth:
-            canonical = self._tree.blocks_between(end, pin.depth, shared)
-            blocks[: len(canonical)] = canonical
+        shared = min(walk.resident_len // size, last)
+        blocks = block_ids[: last - first].copy()
+        if shared > first:
+            blocks[: shared - first] = self._tree.blocks_between(end, first * size, shared * size)
         moved = None if finished else self._hold(end, namespace, pin.turn)
         if moved is not None:
             self.relax(moved)  # the request goes on with its own live state
         self.unpin(pin)
         self._trim_ghosts()
-        duplicates = ((pin.depth, shared),) if shared > pin.depth else ()
-        return Commit(moved, kept, duplicates, blocks, tuple(slot for _, slot, _ in already))
+        duplicates = ((first * size, shared * size),) if shared > first else ()
+        slots = tuple(offer.slot for offer in already)
+        return Commit(moved, kept, duplicates, blocks, slots, tuple(spare))
 
-    def _place(self, pin: Pin, tokens: TokenArray, offer: Offer) -> None:
-        depth, slot, kind = offer
+    def _place(self, pin: Pin, tokens: TokenArray, offer: Offer) -> list[int]:
+        """Put an offered state into the tree; its tail if that is not needed."""
+        depth, slot, kind, tail = offer
         start = pin.node if depth >= pin.depth else self.roots[pin.namespace]
         node = self._tree.ensure(start, tokens, depth)
+        unused = [] if tail is None else [tail]
+        if unused and not node.resident:
+            self._tree.adopt(node, np.array(unused, dtype=np.int64), depth)
+            unused = []
         assert node.resident, depth
         assert node.checkpoint is None, depth
         if node.lost and node.lost[-1].depth == depth:
@@ -366,6 +393,7 @@ class PrefixCache:
             for changed in lines.join(checkpoint):
                 self._policy.update(changed, self.tick)
         self._policy.keep(checkpoint, self.tick)
+        return unused
 
     # -- the whole --------------------------------------------------------------------------
 
@@ -391,7 +419,8 @@ class PrefixCache:
         self.counters.evicted_tokens[reporting.Cause.FLUSH] += self.blocks * self.config.block_size
         self.roots.clear()
         self._ghosts.clear()
-        self.states = self.blocks = 0
+        self._tree.clear()
+        self.states = 0
         return np.array(states, dtype=np.int64), np.concatenate(pieces)
 
     def policy_numbers(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from radix.tree import Node
+    from radix.node import Node
     from radix.values import Kind, SlotId
 
 

@@ -7,8 +7,8 @@ import math
 from typing import TYPE_CHECKING
 
 from radix.eviction import VOID_ENTRIES_MIN
+from radix.node import fallback_len, newest_below, only_len
 from radix.survival import BOUNDS, BUCKETS, Survival, bucket_of
-from radix.tree import fallback_len, newest_below, only_len
 from radix.values import ENDS, Costs, Kind
 
 if TYPE_CHECKING:

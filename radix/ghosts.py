@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from radix.checkpoint import Checkpoint
+    from radix.node import Node
     from radix.tokens import TokenArray
-    from radix.tree import Node, Tree
+    from radix.tree import Tree
 
 
 class Ghosts:
-    """Counts ghost tokens and forgets the least recently seen leaves beyond `bound` (R8).
+    """Forgets the least recently seen leaves when ghost tokens pass `bound` (R8).
 
     `forget` is called with every evicted checkpoint that such a leaf still knew.
     """
@@ -28,7 +29,6 @@ class Ghosts:
         self._leaves: list[tuple[int, int, Node]] = []  # oldest first; void entries stay
         self._entries = 0
         self._limit = VOID_ENTRIES_MIN
-        self.tokens = 0
 
     def remember(self, end: Node, tokens: TokenArray, known: int, seen: int) -> None:
         """Keep the tokens past `end` as a ghost; up to depth `known` the tree has them already."""
@@ -37,7 +37,6 @@ class Ghosts:
         if up_to <= known:
             return
         leaf = self._tree.ensure(end, tokens, up_to)
-        self.tokens += up_to - known
         self.queue(leaf, seen)
         if leaf.parent is not None and not leaf.parent.resident:
             self._tree.compress(leaf.parent)
@@ -56,11 +55,10 @@ class Ghosts:
     def trim(self) -> list[Node]:
         """Forget, leaf by leaf, down to the bound; the roots that were left without any token."""
         bare: list[Node] = []
-        while self.tokens > self._bound:
+        while self._tree.ghost_tokens > self._bound:
             seen, _, leaf = heapq.heappop(self._leaves)
             if not _is_current(leaf, seen):
                 continue
-            self.tokens -= len(leaf.tokens)
             for checkpoint in leaf.lost:
                 self._forget(checkpoint)
             parent = self._tree.remove(leaf)
@@ -75,7 +73,6 @@ class Ghosts:
     def clear(self) -> None:
         """Forget all."""
         self._leaves.clear()
-        self.tokens = 0
 
 
 def _is_current(leaf: Node, seen: int) -> bool:

@@ -1,7 +1,9 @@
 """One request's life over the cache, for the simulator and tests: admit, extend, commit, finish.
 
-Regions of [0, allocated): [0, pin.depth) is the tree's, [pin.depth, allocated) private. A state
-is taken for a stop just before it is filled and handed to the tree by the next commit.
+Regions of [0, allocated): the tree's up to the block in which pin.depth lies, private from there
+on. If the prompt resumes inside a block, its rows up to there are copied into the first private
+one. A state is taken for a stop just before it is filled and handed to the tree by the next
+commit; inside a block it brings a copy of the request's block, its tail.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Lease:
         self.match = match
         self.pin: Pin | None = pin
         self.live: SlotId | None = live
-        self.blocks = blocks  # private, from pin.depth on
+        self.blocks = blocks  # private, from the one in which pin.depth lies
         self.stops = stops  # still ahead
         self.offers: list[Offer] = []  # filled or about to be, not yet committed
         self.refused: list[int] = []  # depths of stops that found no room, not yet committed
@@ -64,7 +66,7 @@ class Lease:
         return self.pin
 
     def extend(self, up_to: int) -> bool:
-        """Hold private blocks for all of [pin.depth, up_to); False: no room, nothing changed."""
+        """Hold private blocks up to `up_to`; False: no room, nothing changed."""
         pin = self._open()
         size = self.cache.config.block_size
         missing = -(-up_to // size) - pin.depth // size - len(self.blocks)
@@ -83,14 +85,16 @@ class Lease:
         """
         self._open()
         self.stops = tuple(other for other in self.stops if other.depth > stop.depth)
-        free_only = stop.kind is Kind.OPPORTUNISTIC and not self.pool.fits(1, 0)
-        grant = None if free_only else self.cache.acquire(1, 0)
+        tails = int(stop.depth % self.cache.config.block_size > 0)
+        free_only = stop.kind is Kind.OPPORTUNISTIC and not self.pool.fits(1, tails)
+        grant = None if free_only else self.cache.acquire(1, tails)
         if grant is None:
             self.cache.counters.skipped[stop.kind] += 1
             self.refused.append(stop.depth)
             return None
         slot = SlotId(int(grant.states[0]))
-        self.offers.append((stop.depth, slot, stop.kind))
+        tail = int(grant.blocks[0]) if tails else None
+        self.offers.append(Offer(stop.depth, slot, stop.kind, tail))
         return slot
 
     def commit(self, tokens: TokenArray) -> None:
@@ -99,40 +103,53 @@ class Lease:
 
     def _publish(self, pin: Pin, tokens: TokenArray, *, finished: bool) -> None:
         size = self.cache.config.block_size
-        whole = (len(tokens) - pin.depth) // size
+        first = pin.depth // size
         done = self.cache.commit(
             pin,
             tokens,
             self.namespace,
-            self.blocks[:whole],
+            self.blocks[: len(tokens) // size - first],
             self.offers,
             finished=finished,
             refused=self.refused,
         )
         self.offers, self.refused = [], []
-        taken = (done.kept_len - pin.depth) // size
         spare = [
-            self.blocks[(start - pin.depth) // size : (stop - pin.depth) // size]
+            self.blocks[start // size - first : stop // size - first]
             for start, stop in done.duplicates
         ]
-        self.pool.free(np.array(done.refused, dtype=np.int64), np.concatenate([NO_IDS, *spare]))
-        self.blocks = self.blocks[taken:]
+        tails = np.array(done.spare, dtype=np.int64)
+        self.pool.free(np.array(done.refused, dtype=np.int64), np.concatenate([tails, *spare]))
+        self.blocks = self.blocks[done.kept_len // size - first :]
         self.pin = done.pin
 
     def finish(self, tokens: TokenArray, turn_end: int | None = None) -> None:
         """Publish what is valid and let everything go.
 
-        `turn_end` is the depth at which the live state stands, if it is worth keeping (a multiple
-        of the block size). Raises ValueError if the lease is finished already.
+        `turn_end` is the depth at which the live state stands, if it is worth keeping; inside a
+        block only in the last one. Raises ValueError if the lease is finished already.
         """
         pin = self._open()
         if turn_end is not None and self.live is not None:
-            depths = {depth for depth, _, _ in self.offers}
+            depths = {offer.depth for offer in self.offers}
             if turn_end > pin.depth and turn_end not in depths:
-                self.offers.append((turn_end, self.live, Kind.TURN_END))
+                self.offers.append(self._turn_end(pin, turn_end, len(tokens)))
                 self.live = None
         self._publish(pin, tokens, finished=True)
         self._free_private()
+
+    def _turn_end(self, pin: Pin, depth: int, end: int) -> Offer:
+        """The live state and, inside a block, the request's own last block."""
+        assert self.live is not None
+        size = self.cache.config.block_size
+        tail = None
+        if depth % size:
+            if depth // size != end // size:
+                raise ValueError(f"a turn's end at {depth} is not in the last block of {end}")
+            number = depth // size - pin.depth // size
+            tail = int(self.blocks[number])
+            self.blocks = np.delete(self.blocks, number)
+        return Offer(depth, self.live, Kind.TURN_END, tail)
 
     def abort(self) -> None:
         """Let everything go, publishing nothing that was not committed."""
@@ -142,10 +159,12 @@ class Lease:
         self._free_private()
 
     def _free_private(self) -> None:
-        slots = [slot for _, slot, _ in self.offers]
+        slots = [offer.slot for offer in self.offers]
+        tails = [offer.tail for offer in self.offers if offer.tail is not None]
         if self.live is not None:
             slots.append(self.live)
-        self.pool.free(np.array(slots, dtype=np.int64), self.blocks)
+        blocks = np.concatenate((self.blocks, np.array(tails, dtype=np.int64)))
+        self.pool.free(np.array(slots, dtype=np.int64), blocks)
         self.offers, self.live, self.blocks = [], None, NO_IDS
 
 

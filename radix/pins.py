@@ -9,7 +9,7 @@ from radix.values import Pin
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from radix.tree import Node
+    from radix.node import Node
 
 
 class Pins:
@@ -49,7 +49,7 @@ class Pins:
         self.protected_states += checkpoint is not None and node.holds == 1
         for above in node.lineage():
             above.refs += 1
-            if above.refs == 1 and above.blocks is not None:
+            if above.blocks is not None and above.guards == 1 and _needs(node, above):
                 self.protected_blocks += len(above.blocks)
         self._serial += 1
         slot = None if checkpoint is None else checkpoint.slot
@@ -72,5 +72,10 @@ class Pins:
         pin.node.pins -= 1
         for above in pin.node.lineage():
             above.refs -= 1
-            if above.refs == 0 and above.blocks is not None:
+            if above.blocks is not None and above.guards == 0 and _needs(pin.node, above):
                 self.protected_blocks -= len(above.blocks)
+
+
+def _needs(node: Node, above: Node) -> bool:
+    """Whether a pin at `node` needs the blocks of an edge on the way to it."""
+    return above is node or not above.ragged

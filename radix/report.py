@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from radix.tree import Node, nodes_below
+from radix.node import Node, nodes_below
 from radix.values import Kind, Match
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def violations(cache: PrefixCache) -> list[str]:
                 totals["ghost_tokens"] += len(node.tokens)
             else:
                 blocks.update(node.blocks.tolist())
-                totals["protected_blocks"] += len(node.blocks) if node.refs else 0
+                totals["protected_blocks"] += len(node.blocks) if node.guards else 0
     found += [f"R5 slot {slot} held {n} times" for slot, n in slots.items() if n > 1]
     found += [f"R5 block {block} held {n} times" for block, n in blocks.items() if n > 1]
     totals["states"], totals["blocks"] = slots.total(), blocks.total()
@@ -202,12 +202,20 @@ def _node(node: Node, cache: PrefixCache) -> Iterator[str]:
     assert parent is not None
     resident = sum(child.resident for child in node.children.values())
     held = len(node.blocks) if node.blocks is not None else None
-    lone = len(node.children) == 1 and resident == int(node.resident)
+    covered = -(-node.end // size) - node.start // size
+    ragged = node.end % size > 0
+    merges = len(node.children) == 1 and resident == int(node.resident)
+    merges = merges and not any(child.ragged for child in node.children.values())
+    key = node.tokens[: size - node.start % size].tobytes()
+    lengths = Counter(len(child.tokens) for child in node.children.values() if child.ragged)
     claims = (
-        (len(node.tokens) > 0 and len(node.tokens) % size == 0, "R1 edge not in whole blocks"),
-        (parent.children.get(node.tokens[:size].tobytes()) is node, "R1 not its parent's child"),
+        (len(node.tokens) > 0 and node.ragged == ragged, "R1 an edge without an end"),
+        (not ragged or covered == 1, "R1 a ragged edge in more than one block"),
+        (parent.children.get(key) is node, "R1 not its parent's child"),
+        (_alone(parent, key), "R1 a sibling goes through it"),
+        (node.ragged_lens == lengths, "R1 ragged children miscounted"),
         (node.end == parent.end + len(node.tokens), "R1 depth is not the sum of the edges"),
-        (held in (None, len(node.tokens) // size), "R1 blocks and tokens disagree"),
+        (held in (None, covered), "R1 blocks and tokens disagree"),
         (parent.resident or not node.resident, "R2 resident below a ghost"),
         (node.resident or node.checkpoint is None, "R2 a ghost holds a checkpoint"),
         (node.resident or not node.refs, "R2 a ghost is pinned"),
@@ -216,7 +224,7 @@ def _node(node: Node, cache: PrefixCache) -> Iterator[str]:
             "R3 dead KV",
         ),
         (
-            node.checkpoint is not None or not lone or node.pins,
+            node.checkpoint is not None or not (merges or (ragged and node.children)) or node.pins,
             "R4 a point that nothing needs",
         ),
         (node.checkpoint is None or node.checkpoint.node is node, "R5 someone else's checkpoint"),
@@ -224,6 +232,11 @@ def _node(node: Node, cache: PrefixCache) -> Iterator[str]:
         (node.checkpoint is not None or not node.holds, "R7 a pin protects no checkpoint"),
     )
     return (text for holds, text in claims if not holds)
+
+
+def _alone(parent: Node, key: bytes) -> bool:
+    """Whether no other child's key begins with this one."""
+    return sum(other.startswith(key) for other in parent.children) == 1
 
 
 def _pins(cache: PrefixCache) -> Iterator[str]:

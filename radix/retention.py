@@ -52,24 +52,21 @@ def plan_stops(
 ) -> tuple[Stop, ...]:
     """Sorted depths in (start, prompt_len] at which a state is wanted, one kind each.
 
-    The prompt's end (floored to the block) is always among them. Where two reasons meet, the
+    The prompt's end is always among them. Where two reasons meet, the
     stronger names the kind: prompt end, junction, boundary, interval, opportunistic. A junction
     needs a second way on: a prompt that just goes on where a known one ended shares nothing that
     its own end will not cover; one that is known to its end may come a third time. `spare(n)`
     says whether memory for n states is free; if not, every other opportunistic one is given up
     until it is.
     """
-    end = prompt_len - prompt_len % config.block_size
+    end = prompt_len
     if end <= start:
         return ()
     kinds: dict[int, Kind] = {}
     if config.interval:
         kinds.update(dict.fromkeys(grid_depths(config.interval, start, end), Kind.INTERVAL))
-    for boundary in boundaries:
-        depth = boundary - boundary % config.block_size
-        if start < depth < end:
-            kinds[depth] = Kind.BOUNDARY
-    proven = match.diverged or match.matched_len >= end
+    kinds.update(dict.fromkeys((b for b in boundaries if start < b < end), Kind.BOUNDARY))
+    proven = match.diverged or match.matched_len >= end - end % config.block_size
     if proven and match.junction is not None and start < match.junction < end:
         kinds[match.junction] = Kind.JUNCTION
     kinds[end] = Kind.PROMPT_END

@@ -1,8 +1,16 @@
 """The radix tree's structure: which tokens, blocks and checkpoints sit where. No policy.
 
-A node is the edge that ends at depth `end`; its identity is that end, so splitting and merging
-edges never invalidates a reference to a node that holds a checkpoint. A node is a ghost (tokens
-only, `blocks` is None) or resident. Lengths are tokens and multiples of the block size.
+Splitting and merging edges never invalidates a reference to a node that holds a checkpoint.
+
+A point inside a block is *ragged*. It stands only where a checkpoint stands or a pin ends (or as
+a ghost leaf), and its edge lies within that one block. A block belongs to one edge: a ragged edge
+has one, filled up to its point, and an edge that goes on from there has the same rows again in the
+first of its own.
+
+        640             960      1000   1024              2048
+    aligned |----------------|                                      blocks 10..14
+    ragged                   |--------|                             block 15, rows 0..39
+    going on                          |----------------------|      blocks 15..31, all rows
 """
 
 from __future__ import annotations
@@ -12,67 +20,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from radix.node import Node
 from radix.tokens import NO_IDS, IdArray, TokenArray, common_len
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
-
     from radix.checkpoint import Checkpoint
-    from radix.values import Kind
 
 LOST_PER_EDGE = 32  # evicted checkpoints, and refused depths, that one edge remembers
-
-
-class Node:
-    """One edge of the tree and the point where it ends."""
-
-    __slots__ = (
-        "blocks",
-        "checkpoint",
-        "children",
-        "end",
-        "holds",
-        "lost",
-        "parent",
-        "pins",
-        "refs",
-        "refused",
-        "resident_children",
-        "seen",
-        "tokens",
-    )
-
-    def __init__(self, tokens: TokenArray, blocks: IdArray | None, parent: Node | None) -> None:
-        self.tokens = tokens
-        self.blocks = blocks
-        self.parent = parent
-        self.end: int = len(tokens) + (parent.end if parent is not None else 0)
-        self.children: dict[bytes, Node] = {}
-        self.resident_children = 0
-        self.checkpoint: Checkpoint | None = None
-        self.pins = 0  # pins that end here
-        self.holds = 0  # of these, the ones that protect the checkpoint as well
-        self.refs = 0  # pins that end here or below
-        self.lost: tuple[Checkpoint, ...] = ()  # evicted ones on this edge, shallowest first
-        self.refused: tuple[int, ...] = ()  # depths on this edge where a state found no memory
-        self.seen = 0  # tick at which a ghost was last evidence
-
-    @property
-    def start(self) -> int:
-        """Depth at which the edge begins."""
-        return self.end - len(self.tokens)
-
-    @property
-    def resident(self) -> bool:
-        """Whether the edge's KV is held."""
-        return self.blocks is not None
-
-    def lineage(self) -> Iterator[Node]:
-        """The node itself and its ancestors, the root last."""
-        node: Node | None = self
-        while node is not None:
-            yield node
-            node = node.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +45,40 @@ def new_root() -> Node:
 
 
 class Tree:
-    """Operations on edges whose lengths are multiples of `block_size`; O(edges) each."""
+    """Operations on edges, O(edges) each, and how many blocks and ghost tokens they hold."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.blocks = 0
+        self.ghost_tokens = 0
+
+    # -- finding ----------------------------------------------------------------------------
 
     def _child(self, node: Node, tokens: TokenArray) -> tuple[Node | None, int]:
-        """The child that shares at least a block with tokens[node.end:], and how many tokens."""
-        key = self._key(tokens, node.end)
-        child = node.children.get(key)
-        if child is None:
-            return None, 0
-        shared = common_len(child.tokens, tokens[node.end :])
-        return child, shared - shared % self.block_size
+        """The child on the way of tokens[node.end:], and how far they share it.
 
-    def _key(self, tokens: TokenArray, depth: int) -> bytes:
-        return tokens[depth : depth + self.block_size].tobytes()
+        That is up to a block boundary, or all of a ragged child. No child's key begins with
+        another's, so there is at most one.
+        """
+        rest = tokens[node.end :]
+        room = self.block_size - node.end % self.block_size
+        if len(rest) >= room:
+            child = node.children.get(rest[:room].tobytes())
+            if child is not None:
+                shared = common_len(child.tokens, rest)
+                return child, shared - (node.end + shared) % self.block_size
+        for length in node.ragged_lens:
+            if length <= len(rest):
+                child = node.children.get(rest[:length].tobytes())
+                if child is not None:
+                    return child, length
+        return None, 0
 
     def walk(self, root: Node, tokens: TokenArray) -> Walk:
         """Follow `tokens` as far as they are known. Pure; one comparison per edge."""
         path: list[Node] = []
         node, partial, extra = root, None, 0
-        while len(tokens) - node.end >= self.block_size:
+        while node.end < len(tokens):
             child, shared = self._child(node, tokens)
             if child is None:
                 break
@@ -127,36 +93,126 @@ class Tree:
             resident = matched
         return Walk(tuple(path), partial, matched, resident)
 
+    # -- making points ----------------------------------------------------------------------
+
     def ensure(self, start: Node, tokens: TokenArray, depth: int) -> Node:
         """The node that ends at `depth` on the way of `tokens`; missing edges are new ghosts.
 
-        `start` must lie on that way at or above `depth`, and `depth` be a multiple of the block
-        size within `tokens`.
+        `start` must lie on that way, and `depth` within `tokens`. A ragged point made above
+        resident edges must be given its block at once (`adopt`).
         """
+        tokens = tokens[:depth]
         node = start
         while node.end < depth:
             child, shared = self._child(node, tokens)
             if child is None:
-                return self._attach(node, tokens[node.end : depth].copy())
-            reach = min(node.end + shared, depth)
+                return self._attach(node, tokens[node.end :])
+            reach = node.end + shared
             node = child if reach == child.end else self.split(child, reach)
         return node
 
     def _attach(self, parent: Node, tokens: TokenArray) -> Node:
-        child = Node(tokens, None, parent)
-        parent.children[self._key(tokens, 0)] = child
-        return child
+        """New ghosts under `parent`: whole blocks first, then a ragged rest."""
+        lost: tuple[Checkpoint, ...] = ()
+        refused: tuple[int, ...] = ()
+        if parent.ragged and not parent.resident and parent.parent is not None:
+            # A ragged ghost that goes on is no point any more.
+            tokens = np.concatenate((parent.tokens, tokens))
+            lost, refused = parent.lost, parent.refused
+            parent = self.remove(parent)
+        self.ghost_tokens += len(tokens)
+        end = parent.end + len(tokens)
+        whole = max(0, len(tokens) - end % self.block_size)
+        node = parent
+        if whole:
+            node = Node(tokens[:whole].copy(), None, parent)
+            self._link(node)
+            node.lost, node.refused = lost, refused
+            lost, refused = (), ()
+        if whole < len(tokens):
+            node = self._insert(node, tokens[whole:].copy())
+            node.lost, node.refused = lost + node.lost, refused + node.refused
+        return node
+
+    def _insert(self, parent: Node, tokens: TokenArray) -> Node:
+        """A ragged point between `parent` and those of its children that go through it."""
+        point = Node(tokens, None, parent, ragged=True)
+        prefix = tokens.tobytes()
+        through = [c for key, c in parent.children.items() if key.startswith(prefix)]
+        for child in through:
+            self._unlink(child)
+            child.tokens = child.tokens[len(tokens) :].copy()
+            child.parent = point
+            self._link(child)
+            self.ghost_tokens -= 0 if child.resident else len(tokens)
+            above = tuple(c for c in child.lost if c.depth <= point.end)
+            child.lost = child.lost[len(above) :]
+            point.lost += above
+            low = tuple(depth for depth in child.refused if depth <= point.end)
+            child.refused = child.refused[len(low) :]
+            point.refused += low
+            point.refs += child.refs
+            point.resident_children += child.resident
+        parent.resident_children -= point.resident_children
+        self._link(point)
+        return point
+
+    def _dissolve(self, point: Node) -> None:
+        """Take a ragged point off the way; those that go on from it take its tokens."""
+        parent = point.parent
+        assert parent is not None
+        self._unlink(point)
+        if point.blocks is None:
+            self.ghost_tokens -= len(point.tokens)
+        else:
+            self.blocks -= len(point.blocks)
+            parent.resident_children -= 1
+        parent.resident_children += point.resident_children
+        for child in point.children.values():
+            child.tokens = np.concatenate((point.tokens, child.tokens))
+            child.parent = parent
+            self._link(child)
+            self.ghost_tokens += 0 if child.resident else len(point.tokens)
+        newest = next(reversed(point.children.values()))
+        newest.lost = point.lost + newest.lost
+        newest.refused = point.refused + newest.refused
+        point.parent, point.children = None, {}
+
+    def _key(self, node: Node) -> bytes:
+        return node.tokens[: self.block_size - node.start % self.block_size].tobytes()
+
+    def _link(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        parent.children[self._key(node)] = node
+        if node.ragged:
+            length = len(node.tokens)
+            parent.ragged_lens[length] = parent.ragged_lens.get(length, 0) + 1
+
+    def _unlink(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[self._key(node)]
+        if node.ragged:
+            length = len(node.tokens)
+            parent.ragged_lens[length] -= 1
+            if not parent.ragged_lens[length]:
+                del parent.ragged_lens[length]
 
     def split(self, node: Node, depth: int) -> Node:
-        """Cut the edge at `depth`; the new upper node is returned, the lower keeps its identity."""
+        """Cut the edge at `depth`, a block boundary.
+
+        The new upper node is returned, the lower keeps its identity.
+        """
         cut = depth - node.start
         parent = node.parent
         assert parent is not None
         assert 0 < cut < len(node.tokens), (node.start, depth, node.end)
-        blocks = node.blocks
+        assert depth % self.block_size == 0, (depth, self.block_size)
+        blocks, above = node.blocks, depth // self.block_size - node.start // self.block_size
         upper = Node(
             node.tokens[:cut].copy(),
-            None if blocks is None else blocks[: cut // self.block_size].copy(),
+            None if blocks is None else blocks[:above].copy(),
             parent,
         )
         upper.refs = node.refs
@@ -165,26 +221,30 @@ class Tree:
         node.lost = node.lost[len(upper.lost) :]
         upper.refused = tuple(d for d in node.refused if d <= depth)
         node.refused = node.refused[len(upper.refused) :]
-        parent.children[self._key(upper.tokens, 0)] = upper
+        self._link(upper)  # in the place of `node`
         node.tokens = node.tokens[cut:].copy()
         if blocks is not None:
-            node.blocks = blocks[cut // self.block_size :].copy()
+            node.blocks = blocks[above:].copy()
             upper.resident_children = 1
         node.parent = upper
-        upper.children[self._key(node.tokens, 0)] = node
+        self._link(node)
         return upper
 
     def compress(self, node: Node) -> Node:
-        """Merge a node that is no longer needed as a point into its only child; who is left.
+        """Undo a point that is not needed any more, by merging it into what follows; who is left.
 
-        A point is needed if it is a root, holds a checkpoint, branches, is where a pin ends, or is
-        where residency ends.
+        A point is needed if it is a root, holds a checkpoint, branches or begins a ragged edge, is
+        a leaf, or is where a pin or residency ends. A ragged one is needed only for a checkpoint,
+        a pin or as a leaf; if undone, its block is the caller's, still under `node.blocks`.
         """
         parent = node.parent
-        if parent is None or node.checkpoint is not None or len(node.children) != 1 or node.pins:
+        if parent is None or node.checkpoint is not None or node.pins or not node.children:
             return node
-        (child,) = node.children.values()
-        if child.resident != node.resident:
+        if node.ragged:
+            self._dissolve(node)
+            return self.compress(parent)
+        child = next(iter(node.children.values()))
+        if len(node.children) > 1 or child.resident != node.resident or child.ragged:
             return node
         child.tokens = np.concatenate((node.tokens, child.tokens))
         if node.blocks is not None and child.blocks is not None:
@@ -192,7 +252,7 @@ class Tree:
         child.lost = node.lost + child.lost
         child.refused = node.refused + child.refused
         child.parent = parent
-        parent.children[self._key(child.tokens, 0)] = child
+        self._link(child)  # in the place of `node`
         node.parent = None
         node.children = {}
         return child
@@ -203,25 +263,33 @@ class Tree:
         assert parent is not None
         assert not leaf.children, (leaf.end, len(leaf.children))
         assert not leaf.resident, leaf.end
-        del parent.children[self._key(leaf.tokens, 0)]
+        self._unlink(leaf)
+        self.ghost_tokens -= len(leaf.tokens)
         leaf.parent = None
         return parent
 
+    # -- blocks -----------------------------------------------------------------------------
+
+    def _covering(self, node: Node) -> tuple[int, int]:
+        """The blocks of the sequence that the edge has a copy of, by number: [first, last)."""
+        return node.start // self.block_size, -(-node.end // self.block_size)
+
     def blocks_between(self, end: Node, start: int, stop: int) -> IdArray:
-        """Block ids of [start, stop) on the way to `end`."""
-        size = self.block_size
+        """Block ids that cover [start, stop) on the way to `end`, a partly filled last one too."""
+        first, limit = start // self.block_size, -(-stop // self.block_size)
         pieces = []
         for node in end.lineage():
-            if node.end <= start:
+            if limit <= first:
                 break
-            if node.blocks is not None and node.start < stop:
-                first = max(start - node.start, 0) // size
-                last = (min(stop, node.end) - node.start) // size
-                pieces.append(node.blocks[first:last])
+            begin, over = self._covering(node)
+            if node.blocks is not None and begin < limit:
+                over = min(over, limit)
+                limit = max(begin, first)
+                pieces.append(node.blocks[limit - begin : over - begin])
         return np.concatenate(pieces[::-1]) if pieces else NO_IDS
 
     def adopt(self, end: Node, block_ids: IdArray, start: int) -> list[Node]:
-        """Make the ghosts on the way to `end` resident; `block_ids` begin at depth `start`.
+        """Make the ghosts on the way to `end` resident; `block_ids` begin with that of `start`.
 
         Returns the nodes that were ghosts, deepest first.
         """
@@ -231,18 +299,21 @@ class Tree:
                 break
             fresh.append(node)
         for node in reversed(fresh):
-            first, last = ((d - start) // self.block_size for d in (node.start, node.end))
+            first, last = (number - start // self.block_size for number in self._covering(node))
             self._make_resident(node, block_ids[first:last].copy())
         return fresh
 
     def _make_resident(self, node: Node, blocks: IdArray) -> None:
         parent = node.parent
+        first, last = self._covering(node)
         assert parent is not None
         assert parent.resident, parent.end
         assert not node.resident, node.end
-        assert len(blocks) * self.block_size == len(node.tokens), (len(blocks), len(node.tokens))
+        assert len(blocks) == last - first, (len(blocks), node.start, node.end)
         node.blocks = blocks
         parent.resident_children += 1
+        self.blocks += len(blocks)
+        self.ghost_tokens -= len(node.tokens)
 
     def make_ghost(self, node: Node) -> IdArray:
         """Take the blocks of a resident leaf without a checkpoint; its tokens stay."""
@@ -254,58 +325,20 @@ class Tree:
         assert not node.refs, (node.end, node.refs)
         node.blocks = None
         parent.resident_children -= 1
+        self.blocks -= len(blocks)
+        self.ghost_tokens += len(node.tokens)
         return blocks
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self.blocks = self.ghost_tokens = 0
 
 
 def remember_refused(walk: Walk, depth: int) -> None:
     """Note, where `walk` ends, that a state wanted at `depth` found no memory."""
-    if walk.matched_len < depth:
+    if walk.matched_len < depth or depth == 0:
         return  # beyond what was computed, or what ghosts may remember
     node = walk.path[-1] if walk.partial is None else walk.partial
     held = node.checkpoint is not None and node.end == depth
     if not held and depth not in node.refused:
         node.refused = tuple(sorted((*node.refused, depth)))[-LOST_PER_EDGE:]
-
-
-def fallback_len(node: Node) -> int:
-    """Depth of the next shallower checkpoint on the way to `node`, or 0. O(edges between)."""
-    above = node.parent
-    while above is not None and above.parent is not None and above.checkpoint is None:
-        above = above.parent
-    return 0 if above is None else above.end
-
-
-def only_len(node: Node) -> int:
-    """Tokens whose KV would go with the checkpoint at `node`. O(edges between)."""
-    if node.resident_children or node.refs:
-        return 0
-    total = len(node.tokens)
-    above = node.parent
-    while (
-        above is not None
-        and above.parent is not None
-        and above.checkpoint is None
-        and above.resident_children == 1
-        and not above.refs
-    ):
-        total += len(above.tokens)
-        above = above.parent
-    return total
-
-
-def newest_below(node: Node, kinds: Container[Kind]) -> Checkpoint | None:
-    """The first checkpoint of one of `kinds` below `node`, along the newest resident edges."""
-    while node.resident_children:
-        node = next(child for child in reversed(node.children.values()) if child.resident)
-        if node.checkpoint is not None and node.checkpoint.kind in kinds:
-            return node.checkpoint
-    return None
-
-
-def nodes_below(root: Node) -> Iterator[Node]:
-    """Every node under `root`, parents first, in insertion order."""
-    stack = list(reversed(root.children.values()))
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(reversed(node.children.values()))

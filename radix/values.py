@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, NamedTuple, NewType
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from radix.checkpoint import Checkpoint
+    from radix.node import Node
     from radix.tokens import IdArray, TokenArray
-    from radix.tree import Node
 
 SlotId = NewType("SlotId", int)
 
@@ -98,8 +98,8 @@ class Match:
     `matched_len` is the longest known prefix, ghosts included; `resident_len` the part of it whose
     KV is resident; `resume_len` the deepest checkpoint that may be restored (0: none), with its
     state in `slot`; `junction` the grid depth up to which the prompt is known although no
-    checkpoint covers it. All are multiples of the block size. `diverged` says that what was known
-    went on differently.
+    checkpoint covers it. What is known ends at a block boundary or at a checkpoint. `diverged` says
+    that what was known went on differently.
     """
 
     namespace: Hashable
@@ -137,13 +137,27 @@ class Pin:
     turn: int  # which request: the serial of its first pin
 
 
+class Offer(NamedTuple):
+    """A state for the tree.
+
+    At a depth inside a block it brings a block of its own, `tail`, with the KV rows up to there:
+    the request's own last block goes on being written.
+    """
+
+    depth: int
+    slot: SlotId
+    kind: Kind
+    tail: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """What a commit did.
 
     `pin` moved to `kept_len` (None after a finished commit). `blocks` are the canonical block ids
-    of [old depth, kept_len); within `duplicates` (token ranges) they differ from the caller's,
-    who frees its copies there. `refused` slots stay the caller's.
+    of the whole blocks of [old depth, kept_len), from the one in which the old depth lies; within
+    `duplicates` (token ranges of whole blocks) they differ from the caller's, who frees its copies
+    there. `refused` slots and `spare` tails stay the caller's.
     """
 
     pin: Pin | None
@@ -151,9 +165,7 @@ class Commit:
     duplicates: tuple[tuple[int, int], ...]
     blocks: IdArray
     refused: tuple[SlotId, ...]
-
-
-Offer = tuple[int, SlotId, Kind]  # a state for the tree: depth, slot, why it was taken
+    spare: tuple[int, ...] = ()
 
 
 def check_commit(
@@ -169,19 +181,21 @@ def check_commit(
         raise ValueError(f"commit to {namespace!r} under a pin of {pin.namespace!r}")
     if len(tokens) < pin.depth:
         raise ValueError(f"{len(tokens)} tokens do not reach the pin at {pin.depth}")
-    expected = (len(tokens) - pin.depth) // block_size
+    expected = len(tokens) // block_size - pin.depth // block_size
     if len(block_ids) != expected:
         raise ValueError(
             f"[{pin.depth}, {len(tokens)}) has {expected} whole blocks of {block_size}, "
             f"got {len(block_ids)} ids"
         )
-    depths = [depth for depth, _, _ in offers]
-    slots = [slot for _, slot, _ in offers]
-    for depth in depths:
-        if depth % block_size or not 0 < depth <= len(tokens):
+    for offer in offers:
+        if not 0 < offer.depth <= len(tokens):
+            raise ValueError(f"a state at {offer.depth} does not fit {len(tokens)} tokens")
+        if (offer.depth % block_size == 0) != (offer.tail is None):
             raise ValueError(
-                f"a state at {depth} does not fit a key of {len(tokens)} tokens in blocks "
-                f"of {block_size}"
+                f"a state at {offer.depth} with tail {offer.tail}: in blocks of {block_size} it "
+                "needs one exactly if it lies inside a block"
             )
+    depths = [offer.depth for offer in offers]
+    slots = [offer.slot for offer in offers]
     if len(set(depths)) != len(depths) or len(set(slots)) != len(slots):
         raise ValueError(f"the same depth or slot twice in one commit: {offers}")

@@ -11,6 +11,8 @@ from tests.oracle.prefixes import Prefixes
 from tests.oracle.world import World
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+# Blocks of 64 cannot be crossed with 14 tokens: these prompts share a long beginning.
+STEMS = {1: 0, 2: 0, 4: 0, 64: 58}
 NAMESPACES = st.sampled_from(["a", "b"])
 
 
@@ -18,7 +20,7 @@ class CacheMachine(RuleBasedStateMachine):
     """Running requests and loose pins live on the instance, so that the invariants see them."""
 
     @initialize(
-        block_size=st.sampled_from([1, 2]),
+        block_size=st.sampled_from(sorted(STEMS)),
         interval=st.sampled_from([0, 4, 8]),
         opportunistic=st.sampled_from([0, 4]),
         ghosts=st.sampled_from([0, 6, 10_000]),
@@ -27,11 +29,14 @@ class CacheMachine(RuleBasedStateMachine):
         policy=st.sampled_from([ConsumedLru, ExpectedLoss]),
     )
     def build(self, block_size, interval, opportunistic, ghosts, states, blocks, policy):
+        coarse = max(1, block_size // 4)
+        self.stem = [7] * STEMS[block_size]
         self.world = World(
             block_size=block_size,
-            interval=interval,
-            opportunistic=opportunistic,
-            ghost_tokens=ghosts,
+            grid=4 * coarse,
+            interval=interval * coarse,
+            opportunistic=opportunistic * coarse,
+            ghost_tokens=ghosts * coarse,
             states=states,
             blocks=blocks,
             policy=policy(),
@@ -45,6 +50,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(prompt=TOKENS, namespace=NAMESPACES, boundary=st.integers(0, 14))
     def start(self, prompt, namespace, boundary):
+        prompt, boundary = self.stem + prompt, len(self.stem) + boundary
         match = self.world.match(prompt, namespace)
         self.compare(match, namespace, prompt)
         before = self.world.cache.report(), self.world.port.pool.report()
@@ -71,8 +77,8 @@ class CacheMachine(RuleBasedStateMachine):
         exact = not self.forgot and not self.evicted
         if exact:
             assert match.resume_len == could
-        if not self.forgot and self.world.ghost_tokens == 10_000:
-            assert match.matched_len == known
+        if not self.forgot and self.world.ghost_tokens >= 10_000:
+            assert match.matched_len >= self.oracle.whole_len(namespace, prompt)
         if match.junction is not None:
             assert match.junction % self.world.grid == 0
             assert match.resume_len < match.junction <= min(match.matched_len, len(prompt) - 1)
@@ -86,7 +92,7 @@ class CacheMachine(RuleBasedStateMachine):
     def advance(self, data, step):
         run = data.draw(st.sampled_from(self.running))
         stops = run.lease.stops
-        self.world.advance(run, run.done + step)
+        self.world.advance(run, max(run.done, len(self.stem)) + step)
         if len(run.lease.stops) < len(stops):
             self.note(run, stops)
 
@@ -138,7 +144,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(prompt=TOKENS, namespace=NAMESPACES)
     def pin(self, prompt, namespace):
-        self.pins.append(self.world.cache.pin(self.world.match(prompt, namespace)))
+        self.pins.append(self.world.cache.pin(self.world.match(self.stem + prompt, namespace)))
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())

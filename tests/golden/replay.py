@@ -36,9 +36,11 @@ def conversations(path: Path = TRACE) -> list[tuple[list[int], list[int]]]:
         size, length = row["block_size"], row["input_length"]
         prompt = [block * size + i for block in row["hash_ids"] for i in range(size)][:length]
         end = length + row["output_length"]
-        known = following.get(row["session"], [])
-        echoed = known[: length - length % size] == prompt[: length - length % size]
-        output = known[length:end] if echoed and len(known) >= end else []
+        known, whole = following.get(row["session"], []), length - length % size
+        echoed = len(known) >= end and known[:whole] == prompt[:whole]
+        if echoed:  # a partial block's id says nothing of its tokens
+            prompt[whole:] = known[whole:length]
+        output = known[length:end] if echoed else []
         output += range(-1000 * number - 1, -1000 * number - 1 - (end - length - len(output)), -1)
         following[row["session"]] = prompt
         turns.append((prompt, output))

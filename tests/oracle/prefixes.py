@@ -21,6 +21,11 @@ class Prefixes:
         self.states.add((namespace, tuple(int(t) for t in tokens)))
 
     def matched_len(self, namespace, tokens) -> int:
+        """Longest prefix, in whole blocks, of anything seen, or at which a state ever stood."""
+        states = self._depths(namespace, tokens, len(tokens) + 1)
+        return max(self.whole_len(namespace, tokens), *states, 0)
+
+    def whole_len(self, namespace, tokens) -> int:
         """Longest prefix, in whole blocks, of anything seen."""
         best = 0
         for owner, known in self.seen:
@@ -34,5 +39,7 @@ class Prefixes:
 
     def resume_len(self, namespace, tokens) -> int:
         """Deepest published state that does not contain the last token."""
-        depths = (d for d in range(len(tokens)) if (namespace, tuple(tokens[:d])) in self.states)
-        return max(depths, default=0)
+        return max(self._depths(namespace, tokens, len(tokens)), default=0)
+
+    def _depths(self, namespace, tokens, stop) -> list[int]:
+        return [d for d in range(stop) if (namespace, tuple(tokens[:d])) in self.states]

@@ -1,7 +1,7 @@
 """A small world: the real cache and pool over a painted arena, and requests that really run.
 
 The fold oracle: the "state" after d tokens is a non-commutative hash of tokens[0:d], written into
-the pool's bytes with namespace and depth; a KV block holds the hash up to its end. Every restore
+the pool's bytes with namespace and depth; a KV row holds the hash up to its token. Every restore
 recomputes them, so a wrong depth, owner or tenant, a stale or an unwritten byte shows.
 """
 
@@ -16,16 +16,26 @@ from mempool.geometry import Geometry
 from mempool.ids import Side
 from mempool.pool import Pool
 from radix import CacheConfig, Lease, PrefixCache, SlotId, Stop, admit
-from radix.tree import nodes_below
+from radix.node import nodes_below
 
 STATE_BYTES = 32
-BLOCK_BYTES = 16
+BLOCK_BYTES = 16  # at least
 
 
-def fold(namespace, tokens, size) -> bytes:
-    """What a state or block that stands after `tokens` must contain."""
+def fold(namespace, tokens) -> bytes:
+    """What a state that stands after `tokens` must contain."""
     text = repr((namespace, len(tokens), [int(t) for t in tokens])).encode()
-    return hashlib.blake2b(text, digest_size=size).digest()
+    return hashlib.blake2b(text, digest_size=STATE_BYTES).digest()
+
+
+def rows(namespace, tokens, size) -> np.ndarray:
+    """What the KV of each of `tokens` must contain: uint8 [len(tokens), size]."""
+    running = hashlib.blake2b(repr(namespace).encode(), digest_size=size)
+    out = np.empty((len(tokens), size), dtype=np.uint8)
+    for position, token in enumerate(tokens):
+        running.update(b"%d," % token)
+        out[position] = np.frombuffer(running.copy().digest(), dtype=np.uint8)
+    return out
 
 
 class PaintedPool:
@@ -68,7 +78,12 @@ class PaintedPool:
         return self._bytes(Side.STATE, int(self.pool.states.index_of(np.array([slot]))[0]))
 
     def block(self, block_id):
-        return self._bytes(Side.BLOCK, int(self.pool.blocks.index_of(np.array([block_id]))[0]))
+        """Its KV rows, uint8 [block size, row bytes]."""
+        index = int(self.pool.blocks.index_of(np.array([block_id]))[0])
+        geometry = self.pool.geometry
+        row_bytes = geometry.block_bytes // geometry.block_size
+        held = self._bytes(Side.BLOCK, index)[: row_bytes * geometry.block_size]
+        return held.reshape(geometry.block_size, row_bytes)
 
 
 @dataclass(eq=False)
@@ -98,10 +113,13 @@ class World:
     port: PaintedPool = field(init=False)
 
     def __post_init__(self) -> None:
+        block_bytes = max(BLOCK_BYTES, self.block_size)
+        self.row_bytes = block_bytes // self.block_size
+        sink_bytes = max(STATE_BYTES, block_bytes)
         geometry = Geometry(
-            total_bytes=(self.states + 1) * STATE_BYTES + self.blocks * BLOCK_BYTES,
+            total_bytes=sink_bytes + self.states * STATE_BYTES + self.blocks * block_bytes,
             state_bytes=STATE_BYTES,
-            block_bytes=BLOCK_BYTES,
+            block_bytes=block_bytes,
             block_size=self.block_size,
         )
         self.port = PaintedPool(geometry)
@@ -124,7 +142,10 @@ class World:
         match = lease.match
         if match.slot is not None:
             self.expect_state(match.slot, namespace, tokens[: match.resume_len])
-        self.expect_blocks(self.cache.path_blocks(lease.pin), namespace, tokens[: match.resume_len])
+        path = self.cache.path_blocks(lease.pin)
+        self.expect_blocks(path, namespace, tokens[: match.resume_len])
+        if match.resume_len % self.block_size:
+            self.port.block(lease.blocks[0])[:] = self.port.block(path[-1])
         return Running(lease, len(tokens), tokens, match.resume_len, match.resume_len)
 
     def advance(self, run: Running, up_to: int) -> None:
@@ -136,18 +157,26 @@ class World:
         self._compute(run, up_to)
 
     def _checkpoint(self, run: Running, stop: Stop) -> None:
+        """Copy the live state and, inside a block, the rows so far; then publish."""
         slot = run.lease.take(stop)
         if slot is not None:
             self.write_state(slot, run.lease.namespace, run.tokens[: stop.depth])
+            tail = run.lease.offers[-1].tail
+            if tail is not None:
+                self.port.block(tail)[:] = self.port.block(self._own(run, stop.depth))
         run.lease.commit(run.tokens[: run.done])
+
+    def _own(self, run: Running, position: int) -> int:
+        """The request's own block for a position past its pin."""
+        size = self.block_size
+        return int(run.lease.blocks[position // size - run.lease.pin.depth // size])
 
     def _compute(self, run: Running, up_to: int) -> None:
         """Write the KV of [done, up_to) into the request's private blocks."""
-        size, pin = self.block_size, run.lease.pin
-        for index in range(run.done // size, up_to // size):
-            private = run.lease.blocks[index - pin.depth // size]
-            text = fold(run.lease.namespace, run.tokens[: (index + 1) * size], BLOCK_BYTES)
-            self.port.block(private)[:] = np.frombuffer(text, dtype=np.uint8)
+        size = self.block_size
+        text = rows(run.lease.namespace, run.tokens[:up_to], self.row_bytes)
+        for position in range(run.done, up_to):
+            self.port.block(self._own(run, position))[position % size] = text[position]
         run.done = max(run.done, up_to)
 
     def decode(self, run: Running, token: int) -> bool:
@@ -159,11 +188,10 @@ class World:
         return True
 
     def finish(self, run: Running, *, turn_end: bool = True) -> None:
-        depth = run.done - run.done % self.block_size
         tokens = run.tokens[: run.done]
-        if turn_end and depth:
-            self.write_state(run.lease.live, run.lease.namespace, tokens[:depth])
-        run.lease.finish(tokens, depth if turn_end and depth else None)
+        if turn_end and run.done:
+            self.write_state(run.lease.live, run.lease.namespace, tokens)
+        run.lease.finish(tokens, run.done if turn_end and run.done else None)
 
     def serve(self, prompt, namespace=None, output=(), boundaries=(), *, turn_end=False) -> int:
         """A whole request alone; returns what it resumed."""
@@ -182,20 +210,21 @@ class World:
     # -- bytes ------------------------------------------------------------------------------
 
     def write_state(self, slot: SlotId, namespace, tokens) -> None:
-        text = fold(namespace, tokens, STATE_BYTES)
-        self.port.state(slot)[:] = np.frombuffer(text, dtype=np.uint8)
+        self.port.state(slot)[:] = np.frombuffer(fold(namespace, tokens), dtype=np.uint8)
 
     def expect_state(self, slot, namespace, tokens) -> None:
         found = self.port.state(slot).tobytes()
-        assert found == fold(namespace, tokens, STATE_BYTES), (slot, namespace, len(tokens))
+        assert found == fold(namespace, tokens), (slot, namespace, len(tokens))
 
-    def expect_blocks(self, ids, namespace, tokens) -> None:
+    def expect_blocks(self, ids, namespace, tokens, start=0) -> None:
+        """`ids` cover [start, len(tokens)); all rows of [start, len(tokens)) are right."""
         size = self.block_size
-        assert len(ids) * size == len(tokens), (len(ids), len(tokens))
+        assert len(ids) == -(-len(tokens) // size) - start // size, (len(ids), start, len(tokens))
+        expected = rows(namespace, tokens, self.row_bytes)[start // size * size :]
         for index, block_id in enumerate(ids):
-            found = self.port.block(block_id).tobytes()
-            key = tokens[: (index + 1) * size]
-            assert found == fold(namespace, key, BLOCK_BYTES), (block_id, index, namespace)
+            part = expected[index * size : (index + 1) * size]
+            found = self.port.block(block_id)[: len(part)]
+            assert np.array_equal(found, part), (block_id, index, namespace)
 
     # -- soundness --------------------------------------------------------------------------
 
@@ -210,22 +239,21 @@ class World:
                 if node.checkpoint is not None:
                     self.expect_state(node.checkpoint.slot, namespace, key)
                 if node.blocks is not None:
-                    start = node.start // self.block_size
-                    for index, block_id in enumerate(node.blocks, start=start + 1):
-                        text = fold(namespace, key[: index * self.block_size], BLOCK_BYTES)
-                        assert self.port.block(block_id).tobytes() == text, (namespace, index)
+                    self.expect_blocks(node.blocks, namespace, key, node.start)
 
     def held_on_path(self, tokens, namespace=None) -> list[int]:
         """Depths of the checkpoints on the way of `tokens`, sorted."""
-        depths, node = [], self.cache.roots.get(namespace)
-        while node is not None:
-            key = tokens[node.end : node.end + self.block_size].tobytes()
-            node = node.children.get(key)
-            if node is None or not np.array_equal(tokens[node.start : node.end], node.tokens):
-                break
-            if node.checkpoint is not None:
-                depths.append(node.end)
-        return depths
+        root, tokens = self.cache.roots.get(namespace), np.asarray(tokens)
+        nodes = () if root is None else nodes_below(root)
+        return sorted(
+            node.end for node in nodes if node.checkpoint is not None and self._leads(node, tokens)
+        )
+
+    @staticmethod
+    def _leads(node, tokens) -> bool:
+        return all(
+            np.array_equal(one.tokens, tokens[one.start : one.end]) for one in node.lineage()
+        )
 
     def held_depths(self, namespace=None) -> list[int]:
         """Depths of all checkpoints, sorted."""
