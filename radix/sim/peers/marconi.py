@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from radix.checkpoint import Checkpoint
+    from radix.node import Node
     from radix.sim.policies.ours import Ours
     from radix.sim.server import Setup
     from radix.sim.trace import Request
-    from radix.tree import Node
 
 KINDS = frozenset({Kind.JUNCTION, Kind.TURN_END})
 WINDOW = 5  # times the requests before the first eviction; the paper gives 5 to 15
