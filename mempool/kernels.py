@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from mempool.ids import IdArray
+from mempool.storage import upload
 
 CHUNK = 4096  # words a program: 32 KiB of int64, enough loads in flight for one block of threads
 WARPS = 8
@@ -70,13 +71,4 @@ class TritonMover:
         )
 
     def _upload(self, indices: IdArray) -> torch.Tensor:
-        return _upload(indices, self._words.device)
-
-
-def _upload(indices: IdArray, device: torch.device) -> torch.Tensor:
-    """Host indices as an int64 tensor on `device`, without waiting for it.
-
-    Pinned, or the copy would wait; the host allocator keeps the block until the copy is done.
-    """
-    host = torch.from_numpy(indices.copy())
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+        return upload(indices, self._words.device)

@@ -6,8 +6,9 @@ the CPU, `mempool.kernels.TritonMover` on CUDA.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 
 from mempool.geometry import Geometry
@@ -26,6 +27,16 @@ class Mover(Protocol):
 
 
 NewMover = Callable[[torch.Tensor], Mover]
+
+
+def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A host array as a tensor on `device`, enqueued on the current stream; nothing waits.
+
+    Through pinned memory, or the copy would wait for the stream. The tensor owns its bytes: the
+    host allocator keeps the pinned block until the copy is done.
+    """
+    host = torch.from_numpy(values.copy())
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 class HostMover:

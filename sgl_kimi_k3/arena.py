@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mempool import Geometry, Pool, Side
-from mempool.storage import Storage
+from mempool.storage import Storage, upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,15 +40,41 @@ class DeviceTable:
     def refresh(self, ids: IdArray) -> None:
         """Make the entries of `ids` visible on the device."""
         if not self._shared and ids.size:
-            where = torch.from_numpy(ids).to(self.tensor.device, non_blocking=True)
-            self.tensor[where] = torch.from_numpy(self._table.indices[ids]).to(
-                self.tensor.device, non_blocking=True
-            )
+            entries = np.stack((ids, self._table.indices[ids]))
+            where, indices = upload(entries, self.tensor.device)
+            self.tensor[where] = indices
 
     def refresh_all(self) -> None:
-        """Make every entry visible; for `clear` and after moves."""
+        """Make every entry visible; for `clear`."""
         if not self._shared:
-            self.tensor.copy_(torch.from_numpy(self._table.indices), non_blocking=True)
+            self.tensor.copy_(upload(self._table.indices, self.tensor.device))
+
+
+class SlotTensors:
+    """Every state id as an element of one constant device tensor.
+
+    SGLang keeps a request's state id as a device tensor.  Ours is a view of this constant, so
+    handing an id out copies nothing to the device, and taking it back reads nothing from it: the
+    id is the view's offset.
+    """
+
+    def __init__(self, max_id: int, device: torch.device) -> None:
+        self._all = torch.arange(max_id + 1, dtype=torch.int64, device=device)
+        self._storage = self._all.untyped_storage()  # kept: it is the address that is compared
+
+    def of(self, slot: int) -> torch.Tensor:
+        """The id as an int64 tensor [1] on the device."""
+        return self._all[slot : slot + 1]
+
+    def read(self, ids: torch.Tensor) -> IdArray:
+        """The ids in a tensor on the host; only a tensor that is no view of ours is waited for."""
+        if ids.numel() == 1 and ids.untyped_storage().data_ptr() == self._storage.data_ptr():
+            return np.array([ids.storage_offset()], dtype=np.int64)
+        return ids.detach().to("cpu", torch.int64).flatten().numpy()
+
+    def read_one(self, slot: torch.Tensor) -> int:
+        """The id in a tensor of one element."""
+        return int(self.read(slot)[0])
 
 
 class Arena:
@@ -69,6 +95,7 @@ class Arena:
         self.storage = Storage(raw, geometry)
         self.states = DeviceTable(self.pool.states, raw.device)
         self.blocks = DeviceTable(self.pool.blocks, raw.device)
+        self.slots = SlotTensors(self.pool.states.max_id, raw.device)
         self.device = raw.device
         self._tables = {
             Side.STATE: (self.pool.states, self.states),

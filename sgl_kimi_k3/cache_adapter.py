@@ -26,13 +26,14 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     IncLockRefResult,
     MatchResult,
 )
+from sglang.srt.mem_cache.common import coalesce_ranges
 
+from mempool.storage import upload
 from radix import CacheConfig, Costs, Kind, PrefixCache
 from sgl_kimi_k3.capture import Capture, Captures
 from sgl_kimi_k3.explain import Explanations
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 from sgl_kimi_k3.metrics import Metrics
-from sgl_kimi_k3.pool_adapter import to_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,8 +160,8 @@ class KimiK3Cache(BasePrefixCache):
             self.cache.unpin(pin)
             if grant is None:
                 return False
-            req.kv.mamba_pool_idx = self._tensor(grant.states)[0]
-        req.kv.mamba_cow_src_index = self._tensor(np.array([match.slot], dtype=np.int64))
+            req.kv.mamba_pool_idx = self.arena.slots.of(int(grant.states[0]))[0]
+        req.kv.mamba_cow_src_index = self.arena.slots.of(match.slot)
         req.kv.mamba_needs_clear = False
         return True
 
@@ -169,6 +170,12 @@ class KimiK3Cache(BasePrefixCache):
         if node is None or node.resume_len == 0:
             return torch.empty(0, dtype=torch.int64, device=self.arena.device)
         return self._token_ids(self.cache.path_blocks(node))
+
+    def prefix_device_indices(self, req: Req) -> torch.Tensor:
+        """Token ids of the prefix a new request matched; its row starts with these blocks."""
+        blocks = self.cache.path_blocks(req.last_node)[: req.prefix_len // self.page_size]
+        req.kimi_k3_prefix = blocks
+        return self._token_ids(blocks)
 
     # -- locks --
 
@@ -249,7 +256,7 @@ class KimiK3Cache(BasePrefixCache):
         self.captures.free(one.slot for one in held if one.depth >= up_to)
         live = None
         if up_to == req.kv.kv_committed_len and up_to % self.page_size == 0 and up_to > 0:
-            live = Capture(up_to, int(req.kv.mamba_pool_idx), kind)
+            live = Capture(up_to, self.arena.slots.read_one(req.kv.mamba_pool_idx), kind)
             offers.append(live)
         refused = self._commit(req, up_to, offers, finished=True).refused
         if live is not None and live.slot not in refused:
@@ -264,10 +271,9 @@ class KimiK3Cache(BasePrefixCache):
 
         Slots the tree refuses are freed, except the request's live one.
         """
-        start = req.kv.cache_protected_len
-        row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-        end = up_to // self.page_size * self.page_size
-        mine = to_ids(row[start : end : self.page_size]) // self.page_size
+        start, size = req.kv.cache_protected_len, self.page_size
+        row, rows = req.kv.req_pool_idx, self.req_to_token_pool
+        mine = rows.blocks(row, start // size, up_to // size)
         commit = self.cache.commit(
             req.lock.pin,
             tokens_of(req.full_untruncated_fill_ids)[:up_to],
@@ -278,18 +284,22 @@ class KimiK3Cache(BasePrefixCache):
             refused=self.captures.collect_refused(req),
         )
         for first, last in commit.duplicates:
-            self.token_to_kv_pool_allocator.free_segment(row[first:last].clone(), start_pos=first)
-            theirs = commit.blocks[
-                (first - start) // self.page_size : (last - start) // self.page_size
-            ]
-            self.req_to_token_pool.write(
-                (req.kv.req_pool_idx, slice(first, last)),
-                self._token_ids(theirs).to(row.dtype),
-            )
+            same = slice((first - start) // size, (last - start) // size)
+            self.token_to_kv_pool_allocator.free_blocks(mine[same])
+            rows.put(row, first // size, commit.blocks[same])
+            rows.write((row, slice(first, last)), self._token_ids(commit.blocks[same]))
         req.kv.cache_protected_len = commit.kept_len
-        live = int(req.kv.mamba_pool_idx)
+        live = self.arena.slots.read_one(req.kv.mamba_pool_idx)
         self.captures.free(slot for slot in commit.refused if slot != live)
         return commit
+
+    def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
+        """Give back block-aligned runs of a request's row; an end may be inside a block."""
+        for start, stop in coalesce_ranges(ranges):
+            blocks = self.req_to_token_pool.blocks(
+                kv.req_pool_idx, start // self.page_size, -(-stop // self.page_size)
+            )
+            self.token_to_kv_pool_allocator.free_blocks(blocks)
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         """The row is gone; so is a state that was not given to the tree."""
@@ -421,14 +431,11 @@ class KimiK3Cache(BasePrefixCache):
         if self.metrics is not None:
             self.metrics.publish()
 
-    def _tensor(self, ids: IdArray) -> torch.Tensor:
-        return torch.from_numpy(ids).to(self.arena.device)
-
     def _token_ids(self, blocks: IdArray) -> torch.Tensor:
         if self.page_size > 1:
             offsets = np.arange(self.page_size, dtype=np.int64)
             blocks = (blocks[:, None] * self.page_size + offsets).ravel()
-        return self._tensor(blocks)
+        return upload(blocks, self.arena.device)
 
 
 def _result(length: int, node: Match | None) -> MatchResult:

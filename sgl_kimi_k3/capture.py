@@ -132,7 +132,7 @@ class Captures:
         """
         kind: Kind | None = req.kimi_k3_stops.get(req.extend_end)
         slot = None if kind is None else self._take_slot(req, req.extend_end, kind)
-        return None if slot is None else (int(req.kv.mamba_pool_idx), slot)
+        return None if slot is None else (self._arena.slots.read_one(req.kv.mamba_pool_idx), slot)
 
     def inside(self, req: Req) -> Inside | None:
         """The one state the kernel shall write inside the chunk, if any.
@@ -220,14 +220,14 @@ def track(batch: Any, inside: list[Inside | None]) -> None:
     """
     if not any(inside):
         return
-    import torch  # noqa: PLC0415  # the planner above is used without it
+    from mempool.storage import upload  # noqa: PLC0415  # the planner above needs no torch
 
-    device = batch.device
+    device = batch.tree_cache.arena.device
     mask = [one is not None for one in inside]
     lengths = [0 if one is None else one.depth + 1 for one in inside]
     slots = [0 if one is None else one.slot for one in inside]
     batch.mamba_prefill_track_mask_cpu = mask
     batch.mamba_track_seqlens_cpu = lengths
-    batch.mamba_track_indices = torch.tensor(slots, dtype=torch.int64).to(device)
-    batch.mamba_track_mask = torch.tensor(mask, dtype=torch.bool).to(device)
-    batch.mamba_track_seqlens = torch.tensor(lengths, dtype=torch.int64).to(device)
+    batch.mamba_track_indices = upload(np.array(slots, dtype=np.int64), device)
+    batch.mamba_track_mask = upload(np.array(mask), device)
+    batch.mamba_track_seqlens = upload(np.array(lengths, dtype=np.int64), device)

@@ -14,18 +14,17 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
 from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPoolAllocator
-from sglang.srt.mem_cache.unified_memory_pool import (
-    UnifiedMambaSlotAllocator,
-    UnifiedPoolBundle,
-    _reserved_floor_bytes,
-)
+from sglang.srt.mem_cache.unified_memory_pool import UnifiedPoolBundle, _reserved_floor_bytes
 from sglang.srt.runtime_context import get_memory
 from sglang.srt.utils.common import next_power_of_2
 
 from mempool import Geometry
+from mempool.storage import upload
 from sgl_kimi_k3.arena import NO_IDS, Arena
 from sgl_kimi_k3.budget import JointPrefillBudget
 from sgl_kimi_k3.config import BACKEND
+from sgl_kimi_k3.rows import RequestRows
+from sgl_kimi_k3.slots import StateSlotAllocator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,11 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COMPACTION_BYTES_PER_CALL = 64 << 20
-
-
-def to_ids(ids: torch.Tensor) -> IdArray:
-    """Ids as an int64 numpy array on the host."""
-    return ids.detach().to("cpu", torch.int64).numpy()
 
 
 def around_factory(original: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> UnifiedPoolBundle:
@@ -70,9 +64,11 @@ def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> Uni
     arena = Arena(buffer._raw, geometry, stream)  # noqa: SLF001  # SGLang offers no accessor
     token_to_kv_pool, rows = bundle.token_to_kv_pool, bundle.req_to_token_pool
     slots = StateSlotAllocator(arena, rows.mamba_pool.size)
+    rows = RequestRows(rows, block_size)
     allocator = ArenaAllocator(
         arena=arena,
         slots=slots,
+        rows=rows,
         unified_buffer=buffer,
         kvcache=token_to_kv_pool,
         dtype=kv.get_dtype(),
@@ -92,66 +88,7 @@ def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> Uni
         geometry.max_states,
         geometry.max_blocks,
     )
-    return bundle._replace(token_to_kv_pool_allocator=allocator)
-
-
-class StateSlotAllocator(UnifiedMambaSlotAllocator):
-    """`req_to_token_pool.mamba_allocator`: states by virtual id.
-
-    `alloc_group_begin` takes nothing: stock reserves a state for every waiting request in each
-    scheduling pass, which shrinks the very budget that pass admits by.
-    """
-
-    def __init__(self, arena: Arena, max_size: int) -> None:
-        self._arena = arena
-        self._max_size = max_size
-        self._device = arena.device
-
-    @property
-    def virtual_to_physical(self) -> torch.Tensor:
-        """The id -> index table, int64 [max id + 1]."""
-        return self._arena.states.tensor
-
-    def translate(self, virtual_ids: torch.Tensor) -> torch.Tensor:
-        """Virtual state ids -> indices into the state views."""
-        return self._arena.states.tensor[virtual_ids]
-
-    def available_size(self) -> int:
-        """`size` minus live states: the view of SGLang's leak check, not a capacity."""
-        return self._max_size - self._arena.pool.live_states
-
-    def schedulable_available_size(self) -> int:
-        """How many states `alloc` can take now."""
-        return self._arena.pool.fundable_states()
-
-    def alloc(self, need_size: int) -> torch.Tensor | None:
-        """Take `need_size` states: int64 ids [need_size], or None with nothing taken."""
-        grant = self._arena.alloc(need_size, 0)
-        if grant is None:
-            return None
-        return torch.from_numpy(grant.states).to(self._device, non_blocking=True)
-
-    def free(self, free_index: torch.Tensor) -> None:
-        """Give states back."""
-        self._arena.free(to_ids(free_index), NO_IDS)
-
-    def clear(self) -> None:
-        """Free everything (SGLang clears both allocators together)."""
-        self._arena.clear()
-
-    def alloc_group_begin(self, num_reqs: int) -> None:
-        """Nothing is reserved ahead of admission."""
-
-    def alloc_group_end(self) -> None:
-        """Nothing was reserved."""
-
-    def is_slot_allocated(self, slot: int) -> bool:
-        """Whether the virtual id is live."""
-        return bool(self._arena.pool.states.indices[int(slot)])
-
-    def allocator_state_str(self) -> str:
-        """One line for SGLang's reports."""
-        return str(self._arena.pool.report())
+    return bundle._replace(token_to_kv_pool_allocator=allocator, req_to_token_pool=rows)
 
 
 class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
@@ -166,6 +103,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         *,
         arena: Arena,
         slots: StateSlotAllocator,
+        rows: RequestRows,
         unified_buffer: Any,
         kvcache: Any,
         dtype: torch.dtype,
@@ -173,6 +111,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
     ) -> None:
         self.arena = arena
         self.mamba_allocator = slots
+        self._rows = rows
         self.unified_buffer = unified_buffer
         self._kvcache = kvcache
         self.page_size = arena.geometry.block_size
@@ -261,7 +200,8 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         grant = self.arena.alloc(0, blocks)
         if grant is None:
             return None
-        return torch.from_numpy(grant.blocks).to(self.device, non_blocking=True)
+        self._rows.granted(grant.blocks)
+        return upload(grant.blocks, self.device)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Take whole blocks for `need_size` tokens: int64 token ids, or None."""
@@ -312,32 +252,36 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         last_loc: torch.Tensor,
     ) -> torch.Tensor | None:
         """One token id per sequence, in its last block or a new one."""
-        starts_block = (seq_lens_cpu - 1) % self.page_size == 0
-        blocks = self._take(int(starts_block.sum()))
+        starting = np.flatnonzero((seq_lens_cpu.numpy() - 1) % self.page_size == 0)
+        blocks = self._take(len(starting))
         if blocks is None:
             return None
         out = last_loc.to(torch.int64) + 1
-        out[starts_block.to(self.device)] = blocks * self.page_size
+        if len(starting):
+            out[upload(starting, self.device)] = blocks * self.page_size
         return out
 
     def free(self, free_index: torch.Tensor) -> None:
-        """Give back the blocks of these token ids (whole blocks, each named by any of its ids)."""
-        if free_index is None or free_index.numel() == 0:
-            return
-        ids = to_ids(free_index)
-        self._release(ids if self.page_size == 1 else np.unique(ids // self.page_size))
+        """Give back the blocks of these token ids (whole blocks, each named by any of its ids).
+
+        Reads them from the device: requests give theirs back through `free_blocks`.
+        """
+        if free_index is not None and free_index.numel():
+            ids = free_index.detach().to("cpu", torch.int64).numpy()
+            self.free_blocks(ids if self.page_size == 1 else np.unique(ids // self.page_size))
 
     def free_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
-        """Give back a block-aligned run of one request's row; its end may be inside a block."""
+        """As `free`, of a block-aligned run of one request's row; its end may be in a block."""
         assert start_pos % self.page_size == 0, (start_pos, self.page_size)
-        if free_index is not None and free_index.numel():
-            self._release(to_ids(free_index[:: self.page_size]) // self.page_size)
+        if free_index is not None:
+            self.free(free_index[:: self.page_size])
 
-    def _release(self, blocks: IdArray) -> None:
+    def free_blocks(self, blocks: IdArray) -> None:
+        """Give blocks back, at once or at the end of the free group."""
         if self._freed_blocks is None:
             self.arena.free(NO_IDS, blocks)
         else:
-            self._freed_blocks.append(blocks.copy())
+            self._freed_blocks.append(blocks)
 
     def free_group_begin(self) -> None:
         """Hold frees until `free_group_end`, so that one result batch is one free."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
 from sglang.srt.managers.schedule_policy import PrefillAdder
-from sglang.srt.mem_cache.allocation import alloc_for_extend
+from sglang.srt.mem_cache.allocation import alloc_for_decode, alloc_for_extend
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
@@ -72,11 +72,13 @@ class World:
         overlap: bool = False,
         kernel_chunk: int = 0,
         disable: bool = False,
+        device: str = "cpu",
         **options: int,
     ) -> None:
         publish_args()
         self.chunk = chunk
         self.overlap = overlap
+        self.device = device  # "meta" has no values: nothing is computed and nothing compared
         self._inflight: list[tuple[list[tuple[Req, int]], bool]] = []
         self._unseen: dict[str, list[int]] = {}  # sampled tokens by request, on the device
         params = SimpleNamespace(
@@ -86,7 +88,7 @@ class World:
         )
         bundle = build_pools(
             init_unified_mamba_pools,
-            device="cpu",
+            device=device,
             kv_cache_dtype=torch.bfloat16,
             head_num=1,
             head_dim=8,
@@ -224,7 +226,7 @@ class World:
         prefixes = [req.prefix_len for req in reqs]
         return SimpleNamespace(
             reqs=reqs,
-            device="cpu",
+            device=self.device,
             tree_cache=self.tree,
             req_to_token_pool=self.rows,
             token_to_kv_pool_allocator=self.allocator,
@@ -237,7 +239,7 @@ class World:
             prefix_lens=prefixes,
             extend_lens=[end - start for start, end in zip(prefixes, ends, strict=True)],
             extend_num_tokens=sum(ends) - sum(prefixes),
-            seq_lens=torch.tensor(ends),
+            seq_lens=torch.tensor(ends, device=self.device),
             seq_lens_cpu=torch.tensor(ends),
         )
 
@@ -267,7 +269,7 @@ class World:
     @staticmethod
     def _inside(batch: SimpleNamespace) -> list[tuple[Req, int, torch.Tensor]]:
         """What the KDA kernel is told to write inside the chunks: request, depth, slot."""
-        if getattr(batch, "mamba_track_mask", None) is None:
+        if getattr(batch, "mamba_track_mask", None) is None or batch.device == "meta":
             return []
         rows = batch.mamba_track_mask.nonzero().flatten().tolist()
         return [
@@ -297,13 +299,13 @@ class World:
                 self.abort(self.running[0])
                 return None
             self.retract(self.running[-1])
-        reqs, ends = list(self.running), []
+        reqs = list(self.running)
+        batch = self._batch(reqs, [req.kv.kv_committed_len for req in reqs])
+        batch.req_pool_indices_cpu = torch.tensor([req.kv.req_pool_idx for req in reqs])
+        batch.req_pool_indices = batch.req_pool_indices_cpu.to(self.device)
+        alloc_for_decode(batch, 1)
         for req in reqs:
-            req.prefix_len = req.kv.kv_committed_len
-            ends.append(req.prefix_len + 1)
-        alloc_for_extend(self._batch(reqs, ends))
-        for req, end in zip(reqs, ends, strict=True):
-            self._forward(req, end - 1, end)
+            self._forward(req, req.kv.kv_committed_len - 1, req.kv.kv_committed_len)
         return [(req, self._sample(req)) for req in reqs], False
 
     def retract(self, req: Req) -> None:
@@ -340,6 +342,8 @@ class World:
     # -- what a forward pass would do --
 
     def _forward(self, req: Req, start: int, end: int) -> None:
+        if self.device == "meta":
+            return
         tokens = self._on_device(req)
         slot = int(self.rows.translate_mamba_indices(req.kv.mamba_pool_idx.view(1)))
         held = self.temporal[0, slot].flatten()
@@ -383,6 +387,11 @@ class World:
         live += sum(len(getattr(req, "kimi_k3_captures", ())) for req in owners)
         cached_states = self.tree.mamba_evictable_size() + self.tree.mamba_protected_size()
         assert self.arena.pool.live_states == cached_states + live
+        for req in owners:
+            if req.kv.holds_kv and self.device != "meta":  # the host's copy of the row is the row
+                row = self.rows.req_to_token[req.kv.req_pool_idx, : req.kv.kv_allocated_len]
+                known = self.rows.blocks(req.kv.req_pool_idx, 0, len(row))
+                assert known.tolist() == row.tolist()
         if not owners:
             assert self.tree.full_protected_size() == self.tree.mamba_protected_size() == 0
             assert len(self.rows.free_slots) == self.rows.size

@@ -165,7 +165,7 @@ def fake_device(monkeypatch):
     log: list[tuple[str, int]] = []
     for name in ("copy", "zero"):
         monkeypatch.setattr(kernels, f"_{name}_kernel", FakeKernel(name, log))
-    monkeypatch.setattr(kernels, "_upload", lambda ids, device: torch.from_numpy(ids).to(device))
+    monkeypatch.setattr(kernels, "upload", lambda ids, device: torch.from_numpy(ids).to(device))
     raw = torch.empty(GEOMETRY.total_bytes, dtype=torch.uint8, device="meta")
     return Storage(raw, GEOMETRY, kernels.TritonMover), log
 

@@ -1,0 +1,93 @@
+"""SGLang's request rows, with a host copy of the block ids in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sglang.srt.mem_cache.unified_memory_pool import UnifiedHybridReqToTokenPool
+
+from sgl_kimi_k3.arena import NO_IDS
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.managers.schedule_batch import Req
+
+    from mempool import IdArray
+
+
+class RequestRows(UnifiedHybridReqToTokenPool):
+    """`req_to_token_pool`: rows of token ids on the device, and of block ids on the host.
+
+    What SGLang writes into a row on the device comes from two places only, and the host knows both:
+    the path that a new request matched, and the grant of the batch, in the order of its requests.
+    So giving blocks back and publishing them never reads a row from the device.
+    """
+
+    def __init__(self, pool: UnifiedHybridReqToTokenPool, block_size: int) -> None:
+        """Take over the rows that SGLang's factory built."""
+        vars(self).update(vars(pool))
+        count, tokens = pool.req_to_token.shape
+        self._block_size = block_size
+        # As large as the device's table at most; pages of it that are never touched cost nothing.
+        self._blocks = np.zeros((count, -(-tokens // block_size)), dtype=np.int32)
+        self._held = np.zeros(count, dtype=np.int64)  # blocks in each row
+        self._granted = NO_IDS  # blocks that are on their way into rows
+
+    def alloc(self, reqs: list[Req]) -> list[int] | None:
+        """Rows for requests; a new one starts with the blocks of its `kimi_k3_prefix`."""
+        fresh = [req for req in reqs if not req.kv.holds_kv]
+        selected: list[int] | None = super().alloc(reqs)
+        if selected is not None:
+            for req in fresh:
+                prefix: IdArray = req.__dict__.pop("kimi_k3_prefix", NO_IDS)
+                self._held[req.kv.req_pool_idx] = len(prefix)
+                self.put(req.kv.req_pool_idx, 0, prefix)
+        return selected
+
+    def granted(self, blocks: IdArray) -> None:
+        """Note the blocks that the rows of one batch are about to receive, in its order."""
+        self._granted = blocks
+
+    def alloc_aux_to_lengths(
+        self, *, req_pool_indices_cpu: torch.Tensor, target_seq_lens_cpu: torch.Tensor
+    ) -> None:
+        """SGLang calls this once it has written a batch's new token ids into the rows."""
+        super().alloc_aux_to_lengths(
+            req_pool_indices_cpu=req_pool_indices_cpu, target_seq_lens_cpu=target_seq_lens_cpu
+        )
+        rows = req_pool_indices_cpu.numpy()
+        lengths = -(-target_seq_lens_cpu.numpy() // self._block_size)
+        held = self._held[rows]
+        blocks, self._granted = self._granted, NO_IDS
+        assert (lengths - held).sum() == len(blocks), f"{len(blocks)} blocks for {lengths - held}"
+        grows = lengths > held
+        if len(blocks) == np.count_nonzero(grows):  # a decode step: at most one block each
+            self._blocks[rows[grows], held[grows]] = blocks
+        else:
+            start = 0
+            for row, low, high in zip(rows.tolist(), held.tolist(), lengths.tolist(), strict=True):
+                self._blocks[row, low:high] = blocks[start : start + high - low]
+                start += high - low
+        self._held[rows] = lengths
+
+    def blocks(self, row: int, start: int, stop: int) -> IdArray:
+        """Block ids of a row at block positions [start, stop): int64, the caller's own."""
+        assert stop <= self._held[row], f"row {row} holds {self._held[row]} blocks, not {stop}"
+        return self._blocks[row, start:stop].astype(np.int64)
+
+    def put(self, row: int, start: int, blocks: IdArray) -> None:
+        """Replace block ids of a row from block position `start`; the device's is the caller's."""
+        stop = start + len(blocks)
+        assert stop <= self._held[row], f"row {row} holds {self._held[row]} blocks, not {stop}"
+        self._blocks[row, start:stop] = blocks
+
+    def free_rows(self, indices: list[int]) -> None:
+        """Rows back to SGLang; they hold nothing any more."""
+        super().free_rows(indices)
+        self._held[indices] = 0
+
+    def clear(self) -> None:
+        """Free every row and state."""
+        super().clear()
+        self._held[:] = 0
