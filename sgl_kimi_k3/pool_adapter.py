@@ -167,9 +167,23 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
 
     def evict_to_free_tokens(self, tree_cache: KimiK3Cache, num_tokens: int) -> bool | None:
         """Evict, whichever kind is cheaper, until `num_tokens` fit; False if they cannot."""
+        blocks = self._blocks_for(num_tokens)
+        if self.arena.fits(0, blocks):  # twice in every decode step, and nearly always true
+            return True
         if tree_cache is None or not tree_cache.supports_prefix_sharing():
             return None
-        return tree_cache.make_room(states=0, blocks=self._blocks_for(num_tokens))
+        return tree_cache.make_room(states=0, blocks=blocks)
+
+    def check_decode_capacity(
+        self,
+        *,
+        num_tokens: int,
+        tree_cache: KimiK3Cache,
+        requests: Any = None,  # noqa: ARG002  # SGLang's signature
+        spec_algorithm: Any = None,  # noqa: ARG002
+    ) -> bool:
+        """Whether the next decode step's tokens fit, after evicting what must go for them."""
+        return bool(self.evict_to_free_tokens(tree_cache, num_tokens))
 
     def verify_byte_accounting(self) -> list[str]:
         """Recount pool and tree from scratch if asked to; SGLang calls this when idle.

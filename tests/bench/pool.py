@@ -10,8 +10,6 @@ as a compaction, on both sides, and not as an alloc. Needs SGLang 0.5.23 and the
 import argparse
 import gc
 import json
-import platform
-import subprocess
 import sys
 from pathlib import Path
 from time import thread_time
@@ -20,6 +18,7 @@ import torch
 
 from mempool import Geometry, Pool
 from mempool.storage import Storage
+from tests.bench.machine import commit, machine
 from tests.bench.pool_ops import PAGE, STATES_A_REQUEST, Op, fill, read_trace, record, scaled
 from tests.bench.pool_peer import Peer
 
@@ -216,24 +215,9 @@ def run() -> dict:
         "sequences": sequences,
         "page_tokens": PAGE,
         "command": "python -m tests.bench.pool",
-        "commit": _commit(),
-        "machine": f"{platform.machine()}, {_cpu()}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}",
+        "commit": commit(),
+        "machine": machine(),
     }
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.processor() or "unknown CPU"
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ class Peer:
     def __init__(self, geometry: Geometry) -> None:
         for module in (unified_sub_pool, unified_mamba):
             module.record_function = lambda _name: contextlib.nullcontext()
-        _context()
-        bundle = init_unified_mamba_pools(**_sizes(geometry))
+        context()
+        bundle = init_unified_mamba_pools(**sizes(geometry))
         allocator = bundle.token_to_kv_pool_allocator
         self.kv, self.state = allocator.full_attn_allocator, allocator.mamba_allocator
         assert (self.kv.entry_bytes, self.state.entry_bytes) == (TOKEN_BYTES, STATE_BYTES)
@@ -79,13 +79,14 @@ class Peer:
         )
 
 
-def _context() -> None:
+def context(page: int = PAGE) -> None:
+    """SGLang's process-wide configuration."""
     reset_context()
     args = ServerArgs(
         model_path="dummy",
         device="cpu",
         attention_backend="torch_native",
-        page_size=PAGE,
+        page_size=page,
         chunked_prefill_size=8192,
         mamba_radix_cache_strategy="extra_buffer",
     )
@@ -93,14 +94,14 @@ def _context() -> None:
     publish(args, role="scheduler")
 
 
-def _sizes(geometry: Geometry) -> dict:
+def sizes(geometry: Geometry) -> dict:
     """One layer of each kind, whose entries are 32 bytes a token and 65,024 bytes a state."""
     return {
         "device": "cpu",
         "kv_cache_dtype": torch.bfloat16,
         "head_num": 1,
         "head_dim": 8,
-        "page_size": PAGE,
+        "page_size": geometry.block_size,
         "start_layer": 0,
         "end_layer": 1,
         "is_draft_worker": False,

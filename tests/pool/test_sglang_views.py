@@ -2,29 +2,29 @@
 
 import pytest
 import torch
+from sglang.srt.mem_cache.allocator.unified_sub_pool import MultiEndedAllocator
 from sglang.srt.mem_cache.unified_memory_pool import (
     MambaSubPoolSpec,
     MLASubPoolSpec,
     UnifiedKVPool,
 )
+from sglang.srt.runtime_context import get_parallel
 
 from mempool import Geometry, Pool
 
 LAYERS = {"n_kda": 3, "n_mla": 2}
 HEADS, HEAD_DIM, LORA, ROPE, BLOCK_SIZE = 4, 16, 32, 16, 4
+SIZES = LAYERS | {
+    "num_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "kv_lora_rank": LORA,
+    "rope_dim": ROPE,
+}
 
 
 @pytest.fixture(scope="module")
 def arena() -> tuple[Geometry, UnifiedKVPool]:
-    geometry = Geometry.of_model(
-        400_000,
-        **LAYERS,
-        num_heads=HEADS,
-        head_dim=HEAD_DIM,
-        kv_lora_rank=LORA,
-        rope_dim=ROPE,
-        block_size=BLOCK_SIZE,
-    )
+    geometry = Geometry.of_model(400_000, **SIZES, block_size=BLOCK_SIZE)
     specs = [
         MLASubPoolSpec(
             name="full",
@@ -60,6 +60,27 @@ def test_sizes_agree(arena):
     assert theirs.mla_spec("full").entry_bytes() * BLOCK_SIZE == geometry.block_bytes
     assert theirs.min_slot_index("mamba") == geometry.state_first
     assert -(-theirs.min_slot_index("full") // BLOCK_SIZE) == geometry.block_first
+
+
+def test_dcp_widens_blocks_and_not_states_as_theirs(arena):
+    geometry, theirs = arena
+    with get_parallel().override(attn_dcp_size=4):
+        full, mamba = (
+            MultiEndedAllocator(
+                kvcache=None,
+                unified_buffer=theirs,
+                sub_pool_name=name,
+                device="cpu",
+                is_id_owner=True,
+                page_size=page_size,
+                shards_under_dcp=name == "full",
+            )
+            for name, page_size in (("full", BLOCK_SIZE), ("mamba", 1))
+        )
+    wide = Geometry.of_model(400_000, **SIZES, block_size=BLOCK_SIZE, dcp=4)
+    assert (full.page_size, full.entry_bytes_per_page) == (wide.block_size, wide.block_bytes)
+    assert (mamba.page_size, mamba.entry_bytes_per_page) == (1, wide.state_bytes)
+    assert wide.block_bytes == geometry.block_bytes
 
 
 def test_state_views_cover_exactly_one_state(arena):
