@@ -29,8 +29,8 @@ _SECOND = 1_000_000
 class Rates:
     """How fast one request is served, in tokens per second."""
 
-    prefill: int = 30_000
-    decode: int = 50
+    prefill: int = 60_000
+    decode: int = 200
 
     def __post_init__(self) -> None:
         if self.prefill < 1 or self.decode < 1:
@@ -78,7 +78,7 @@ class Engine:
     _waiting: deque[Request] = field(default_factory=deque)
     _behind: dict[object, deque[Request]] = field(default_factory=dict)  # by session in service
     _running: dict[Request, int] = field(default_factory=dict)  # resumed tokens
-    _blocked: bool = False  # the first in the queue was refused, and nothing has moved since
+    _blocked: bool = False  # the first in the queue was refused, and nothing has ended since
 
     def run(self) -> Totals:
         """Serve the whole trace."""
@@ -134,7 +134,6 @@ class Engine:
         heapq.heappush(self._events, (self._now + delay_us, self._serial, request, up_to))
 
     def _step(self, request: Request, up_to: int) -> None:
-        self._blocked = False
         fits = self.server.extend(request, up_to)
         self.totals.cut_short += not fits
         if fits and up_to < request.prompt_len:
@@ -144,8 +143,9 @@ class Engine:
             self._schedule(delay, request, request.computed_len)
         else:
             self.server.finish(request)
+            self._blocked = False
             self._end(request, self._running.pop(request))
-        self._admit()
+            self._admit()
 
     def _end(self, request: Request, resumed: int) -> None:
         totals = self.totals

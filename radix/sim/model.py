@@ -38,8 +38,13 @@ class Model:
 
     @property
     def costs(self) -> Costs:
-        """In the units of the cache's policy."""
+        """Recompute in FLOPs, the quadratic part of attention included."""
         return Costs(self.state_bytes, self.token_bytes, self.pair_flops / self.token_flops)
+
+    @property
+    def token_costs(self) -> Costs:
+        """Recompute in tokens, which is what the server's policy minds."""
+        return Costs(self.state_bytes, self.token_bytes)
 
     def geometry(self, capacity_bytes: int, block_size: int) -> Geometry:
         """An arena of that size, its sink included."""

@@ -50,8 +50,8 @@ class Server(Protocol):
         """Admit: find the longest prefix to resume from, take what the request needs to run.
 
         Returns the tokens that need no computing, at most prompt_len - 1; None if there is no room
-        now, with nothing changed that could be seen later. The engine then asks again after any
-        other request has moved on, and gives the request up if none is running.
+        now, with nothing changed that could be seen later. The engine then asks again after another
+        request has finished, and gives the request up if none is running.
         """
         ...
 

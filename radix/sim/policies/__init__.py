@@ -17,6 +17,7 @@ TABLE: dict[str, str] = {
     "marconi": "radix.sim.peers.marconi:make",
     "vllm": "radix.sim.peers.vllm:make",
     "lru": "radix.sim.peers.lru:make",
+    "clairvoyant": "radix.sim.policies.clairvoyant:make",
     "unbounded": "radix.sim.policies.bounds:Unbounded",
     "null": "radix.sim.policies.bounds:Null",
 }

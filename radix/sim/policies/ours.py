@@ -49,15 +49,18 @@ class Ours:
                 ghost_tokens=setup.ghost_tokens,
                 reserve_states=RESERVED_STATES,
                 reserve_blocks=geometry.max_blocks // RESERVED_SHARE,
-                costs=setup.model.costs,
+                costs=setup.model.token_costs,
             ),
             policy,
         )
         self._running: dict[Request, _Running] = {}
+        self._asked: tuple[Request, TokenArray] | None = None  # the last one's, it may come again
 
     def begin(self, request: Request) -> int | None:
         """Match, pin, evict, take."""
-        tokens = request.tokens()[: request.computed_len]
+        if self._asked is None or self._asked[0] is not request:
+            self._asked = request, request.tokens()[: request.computed_len]
+        tokens = self._asked[1]
         lease = admit(
             self.cache,
             self.pool,
@@ -69,6 +72,7 @@ class Ours:
         if lease is None:
             return None
         lease.stops = tuple(stop for stop in lease.stops if stop.kind in self._kinds)
+        self._asked = None
         self._running[request] = _Running(lease, tokens)
         return lease.match.resume_len
 
@@ -85,8 +89,11 @@ class Ours:
     def finish(self, request: Request) -> None:
         """The live state becomes the turn's end."""
         running = self._running.pop(request)
-        depth = len(running.tokens)
-        running.lease.finish(running.tokens, depth - depth % self.cache.config.block_size)
+        running.lease.finish(running.tokens, self._turn_end(request))
+
+    def _turn_end(self, request: Request) -> int | None:
+        """Where the live state stands."""
+        return request.computed_len - request.computed_len % self.cache.config.block_size
 
     def counters(self) -> dict[str, int]:
         """The cache's report, flat, and the pool's moves."""
