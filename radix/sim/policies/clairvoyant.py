@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radix import Kind, Stop
-from radix.sim.policies.ours import Ours
 from radix.node import fallback_len, only_len
+from radix.sim.policies.ours import Ours
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from radix import Costs, Match
     from radix.checkpoint import Checkpoint
+    from radix.node import Node
     from radix.sim.server import Setup
     from radix.sim.trace import Request, Trace
-    from radix.node import Node
 
 _NEVER = -1
 _TRIED = 64  # prompts looked at to find one that a deeper checkpoint does not serve

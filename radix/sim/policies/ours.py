@@ -93,7 +93,7 @@ class Ours:
 
     def _turn_end(self, request: Request) -> int | None:
         """Where the live state stands."""
-        return request.computed_len - request.computed_len % self.cache.config.block_size
+        return request.computed_len
 
     def counters(self) -> dict[str, int]:
         """The cache's report, flat, and the pool's moves."""
