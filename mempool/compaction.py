@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mempool.end import End
-from mempool.ids import IdArray
+from mempool.ids import EMPTY, IdArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,11 @@ def plan_frontier(end: End, frontier: int) -> Plan:
 
 
 def plan_budget(end: End, units: int) -> Plan:
-    """At most `units` moves, each of which lowers the frontier."""
-    sources = end.live_from(end.fixed_end)[::-1][: min(units, end.holes)]
+    """At most `units` moves, each of which lowers the frontier; O(1) where there is no hole."""
+    units = min(units, end.holes)
+    if not units:  # an idle server asks in every turn of its loop
+        return Plan(EMPTY, EMPTY)
+    sources = end.live_from(end.fixed_end)[::-1][:units]
     targets = end.find_holes(len(sources))
     # The k-th topmost live position moves into the k-th deepest hole while it lies above it.
     count = int(np.count_nonzero(sources > targets))

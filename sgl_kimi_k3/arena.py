@@ -90,7 +90,7 @@ class Arena:
         self, raw: torch.Tensor, geometry: Geometry, stream: torch.cuda.Stream | None = None
     ) -> None:
         self.geometry = geometry
-        self._stream = stream
+        self.stream = stream
         self.pool = Pool(geometry)
         self.storage = Storage(raw, geometry)
         self.states = DeviceTable(self.pool.states, raw.device)
@@ -150,7 +150,7 @@ class Arena:
             self.blocks.refresh_all()
 
     def _in_order(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def _apply(self, moves: tuple[Move, ...]) -> None:
         if moves:

@@ -11,6 +11,7 @@ import torch
 
 from mempool import Geometry, Pool, Side, Step, kernels
 from mempool.storage import Storage
+from tests.pool import arena_on_gpu
 from tests.pool.interpret_kernels import compare
 
 POISON = 0xFF  # NaN in fp32, bf16, fp16 and fp8 e4m3
@@ -226,3 +227,8 @@ def test_triton_mover_under_the_interpreter():
 @pytest.mark.parametrize("unit_bytes", [8 * kernels.CHUNK + 64, 1001, 27_648 * 64])
 def test_triton_mover_on_a_gpu(unit_bytes):
     compare(unit_bytes, "cuda")
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_a_running_forward():
+    assert arena_on_gpu.check().endswith("nothing waited")
