@@ -1,0 +1,176 @@
+"""What SGLang's scheduler asks of the two allocators, for pages of one token and of four."""
+
+import numpy as np
+import pytest
+import torch
+from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
+
+from mempool import Geometry
+from sgl_kimi_k3.pool_adapter import ArenaAllocator, build_pools
+from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
+from tests.bench.pool_peer import context, sizes
+from tests.plugin.fake_device import fake_device
+from tests.plugin.world import World
+
+TOKENS = 8 * STATE_BYTES // TOKEN_BYTES  # eight states' worth: one is the sink, seven are usable
+
+
+def allocator(page: int, device: str = "cpu") -> ArenaAllocator:
+    context(page)
+    geometry = Geometry(TOKENS * TOKEN_BYTES, STATE_BYTES, page * TOKEN_BYTES, page)
+    bundle = build_pools(init_unified_mamba_pools, **sizes(geometry) | {"device": device})
+    return bundle.token_to_kv_pool_allocator
+
+
+@pytest.fixture(params=[1, 4])
+def pages(request) -> ArenaAllocator:
+    return allocator(request.param)
+
+
+def test_what_is_available_can_be_taken_and_no_more(pages):
+    """Stock's answer for one end is not always true once the other has moved."""
+    states, page = pages.mamba_allocator, pages.page_size
+    whole = pages.available_size()
+    assert whole == 7 * STATE_BYTES // TOKEN_BYTES
+    first = pages.alloc(whole // 2 // page * page)
+    held = [states.alloc(1) for _ in range(states.schedulable_available_size())]
+    pages.free(first[:: 2 * page])  # every second block
+    assert len(held) == 3
+    while held:
+        room = pages.available_size()
+        before = str(pages.arena.pool.report().states), pages.arena.pool.live_blocks
+        assert pages.alloc(room + page) is None
+        assert before == (str(pages.arena.pool.report().states), pages.arena.pool.live_blocks)
+        assert pages.alloc(room) is not None
+        states.free(held.pop())
+    assert pages.size == pages.available_size() + pages.arena.pool.live_blocks * page
+    assert pages.verify_byte_accounting() == []
+
+
+def test_a_group_of_allocations_takes_nothing_ahead(pages):
+    """Stock takes a state for every waiting request and shrinks the budget it admits by."""
+    before = pages.available_size()
+    pages.mamba_allocator.alloc_group_begin(300)
+    assert pages.available_size() == before
+    pages.mamba_allocator.alloc_group_end()
+
+
+def test_free_slots_are_the_ids_that_are_not_live(pages):
+    states = pages.mamba_allocator
+    taken = states.alloc(3)
+    states.free(taken[1:2])
+    assert states.free_slots.tolist() == [2, *range(4, states.size + 1)]
+    assert [states.is_slot_allocated(one) for one in (1, 2, 3)] == [True, False, True]
+    assert states.available_size() == states.size - 2
+
+
+def test_padding_is_translated_to_the_sink(pages):
+    """sglang #34613: a negative id must not read the table from its end."""
+    page = pages.page_size
+    ids = pages.alloc(3 * page)
+    rows = torch.tensor([int(ids[0]), int(ids[-1]), -1, 0])
+    top = pages.arena.geometry.block_last
+    expected = [top * page, (top - 2) * page + page - 1, 0, 0]
+    assert pages.translate_kv_loc(rows).tolist() == expected
+    assert pages.translate_write_loc(rows, out_width=6).tolist() == [*expected, 0, 0]
+    pages.free(ids)
+    assert pages.translate_kv_loc(rows).tolist() == [0, 0, 0, 0]
+
+
+def test_a_double_free_is_an_error_alone_and_in_a_group(pages):
+    """sglang #40305, #40348: silent on the default page size."""
+    page = pages.page_size
+    ids = pages.alloc(3 * page)
+    pages.free_group_begin()
+    pages.free(ids[:page])
+    pages.free(ids[:page])
+    with pytest.raises(ValueError, match="id 1 is named twice"):
+        pages.free_group_end()
+    assert pages.arena.pool.live_blocks == 3
+    pages.free_segment(ids[:page], start_pos=0)
+    with pytest.raises(ValueError, match="id 1 is free"):
+        pages.free(ids[:page])
+    state = pages.mamba_allocator.alloc(1)
+    pages.mamba_allocator.free(state)
+    with pytest.raises(ValueError, match="id 1 is free"):
+        pages.mamba_allocator.free(state)
+
+
+def test_a_group_of_frees_is_carried_out_at_its_end_or_when_room_is_needed(pages):
+    ids, before = pages.alloc(8 * pages.page_size), pages.available_size()
+    pages.free_group_begin()
+    pages.free(ids[: 4 * pages.page_size])
+    assert pages.available_size() == before
+    pages.flush_held_frees()
+    assert pages.available_size() == before + 4 * pages.page_size
+    pages.free(ids[4 * pages.page_size :])
+    pages.free_group_end()
+    assert pages.arena.pool.live_blocks == 0
+
+
+def extend_and_decode(four: ArenaAllocator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Six tokens become eleven and none becomes three; then both decode one more."""
+    prefix, seq = torch.tensor([6, 0]), torch.tensor([11, 3])
+    four.alloc(8)  # blocks 1 and 2: the first sequence ends at offset 1 of block 2
+    on_device = [t.to(four.device, non_blocking=True) for t in (prefix, seq)]
+    last = torch.tensor([9, -1]).to(four.device, non_blocking=True)
+    extended = four.alloc_extend(on_device[0], prefix, on_device[1], seq, last, 8)
+    after = torch.tensor([12, 4]) + torch.tensor([1, 0])  # of twelve tokens each block is full
+    last = torch.tensor([15, 18]).to(four.device, non_blocking=True)
+    decoded = four.alloc_decode(after.to(four.device, non_blocking=True), after, last)
+    return extended, decoded
+
+
+def test_a_partly_filled_block_is_filled_before_a_new_one():
+    extended, decoded = extend_and_decode(allocator(4))
+    # Block 2 takes two more; block 3 three; the second sequence starts block 4.
+    assert extended.tolist() == [10, 11, 12, 13, 14, 16, 17, 18]
+    assert decoded.tolist() == [20, 19]
+
+
+def test_blocks_of_many_tokens_are_allocated_without_waiting(monkeypatch):
+    from sglang.srt.mem_cache.allocator import unified_sub_pool
+
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *_args: launched.append(grid)
+
+    monkeypatch.setattr(unified_sub_pool, "alloc_extend_kernel", Kernel())
+    with fake_device(monkeypatch) as (watch, _):
+        four = allocator(4, "meta")
+        with watch:
+            extended, decoded = extend_and_decode(four)
+    assert launched == [(2,)]
+    assert (extended.shape, decoded.shape) == ((8,), (2,))
+    assert four.arena.pool.live_blocks == 5
+
+
+def test_a_state_counts_for_every_page_size(pages):
+    """sglang #36890: states stay single whatever a block holds."""
+    assert pages.mamba_allocator.alloc(1).tolist() == [1]
+    assert pages.arena.pool.live_states == 1
+    assert pages.mamba_slot_full_token_cost() == STATE_BYTES // TOKEN_BYTES
+
+
+def test_requests_run_until_not_one_more_fits():
+    """sglang-rtxpro6000 #5: a request reserves what it holds, so no state is out of reach."""
+    world = World(tokens=8, states=10, rows=16, disable=True)
+    usable = 8 + 10 * 8 - 8  # in tokens: a state is eight, and one of them is the sink
+    requests = [world.request([1000 + i, 7], new=3) for i in range(16)]
+    most = 0
+    while not all(req.finished() for req in requests):
+        world.step()
+        most = max(most, len(world.running))
+    assert most == usable // (8 + 2 + 3) == 6
+
+
+def test_ids_of_rows_and_tables_reach_as_far_as_they_are_indexed(pages):
+    """sglang #37560: each table is as long as the ids that index it."""
+    arena, page = pages.arena, pages.page_size
+    assert len(arena.blocks.tensor) * page > pages.size_full
+    assert len(arena.states.tensor) == pages.size_mamba + 1
+    ids = pages.alloc(pages.available_size())
+    assert int(ids.max()) // page == arena.pool.blocks.max_id
+    assert np.array_equal(arena.blocks.tensor.numpy(), arena.pool.blocks.indices)
