@@ -92,6 +92,18 @@ def test_marconi_never_drops_a_node_that_two_need(prompts):
     assert depths == [35, 30, 35]
 
 
+def test_marconi_gives_up_a_branch_between_running_requests_last(prompts):
+    given = setup(ROOMY, state_tokens=10)
+    server = lru.plain(given, FlopAware(given.model.costs, 0.0), marconi.KINDS)
+    shared = prompts.new(30)
+    ones = [prompts.request(shared, prompts.new(5)) for _ in range(2)]
+    serve(server, *ones)
+    for one in ones:  # both resume at their ends, whose KV they protect from then on
+        assert server.begin(prompts.request(one.ids[:35], prompts.new(5))) == 35
+    assert server.cache.evict(server.pool.fundable_states() + 3, 0)
+    assert server.cache.states == 0
+
+
 def test_marconi_alpha_is_what_would_have_saved_most(prompts):
     """A long session idles while one-shots pass: recency alone loses it, FLOPs per byte keep it."""
     session = prompts.request(prompts.new(200))

@@ -62,6 +62,7 @@ class FlopAware:
         self._used: npt.NDArray[np.float64] = np.zeros(64)
         self._efficiency: npt.NDArray[np.float64] = np.zeros(64)
         self._able: npt.NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
+        self._slim: npt.NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)  # at most one child
 
     def keep(self, checkpoint: Checkpoint, now: int) -> None:
         """Amortised O(edges to its neighbours)."""
@@ -73,6 +74,7 @@ class FlopAware:
                 self._used = np.concatenate((self._used, np.zeros(grown)))
                 self._efficiency = np.concatenate((self._efficiency, np.zeros(grown)))
                 self._able = np.concatenate((self._able, np.zeros(grown, dtype=np.bool_)))
+                self._slim = np.concatenate((self._slim, np.zeros(grown, dtype=np.bool_)))
         place = self._free.pop()
         checkpoint.note = place
         self._held[place] = checkpoint
@@ -113,7 +115,9 @@ class FlopAware:
         for checkpoint in self._changed:
             self._look_at(checkpoint)
         self._changed.clear()
-        places = np.flatnonzero(self._able)
+        places = np.flatnonzero(self._able & self._slim)
+        if not len(places):  # all that is left branches to running requests
+            places = np.flatnonzero(self._able)
         if not len(places):
             return None
         score = _scaled(self._used[places])
@@ -126,7 +130,8 @@ class FlopAware:
         place, node = checkpoint.note, checkpoint.node
         if not isinstance(place, int):
             return
-        self._able[place] = checkpoint.evictable and node.resident_children <= 1
+        self._able[place] = checkpoint.evictable
+        self._slim[place] = node.resident_children <= 1
         parent = 0 if node.parent is None else node.parent.end
         saved = self._costs.recompute(parent, node.end)
         held = self._costs.state_bytes + self._costs.token_bytes * (node.end - parent)
