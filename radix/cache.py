@@ -296,7 +296,7 @@ class PrefixCache:
         if node.ragged and survivor is not node and node.blocks is not None:
             pieces.append(node.blocks)
         above = next((n.checkpoint for n in survivor.lineage() if n.checkpoint is not None), None)
-        if above is not None:
+        if above is not None and (above.kind in ENDS or survivor.resident_children < 2):
             self._policy.update(above, self.tick)
         return pieces
 

@@ -178,7 +178,7 @@ class ExpectedLoss:
         loss = self._costs.recompute(fallback_len(node), checkpoint.depth)
         freed = self._costs.state_bytes + only_len(node) * self._costs.token_bytes
         promise = self._survival.promise(note.row, note.bucket)
-        if checkpoint.standing != "last":
+        if checkpoint.later or checkpoint.twins:
             behind = newest_below(node, ENDS)
             if behind is not None and isinstance(behind.note, _Note):
                 fallback = self._survival.promise(behind.note.row, behind.note.bucket)
@@ -232,15 +232,19 @@ class ExpectedLoss:
 
     def _advance(self, now: int) -> None:
         """Move everything that came of age into its next bucket."""
-        while self._timers and self._timers[0][0] <= now:
-            due, serial, checkpoint = heapq.heappop(self._timers)
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            due, serial, checkpoint = heapq.heappop(timers)
             note = checkpoint.note
-            if isinstance(note, _Note) and _is_set(due, serial, checkpoint):
+            if isinstance(note, _Note) and note.timer == serial:
                 self._expose(note, max(due, note.since))
                 note.bucket = min(note.bucket + 1, BUCKETS - 1)
                 self._set_timer(checkpoint)
+                timers = self._timers  # a sweep replaces them
                 if note.entry:
-                    self._place(checkpoint)
+                    heapq.heappush(self._order, self._entry(checkpoint, note))
+        if len(self._order) > 2 * len(self._evictable) + VOID_ENTRIES_MIN:
+            self._reorder()
 
 
 def _is_set(_due: int, serial: int, checkpoint: Checkpoint) -> bool:

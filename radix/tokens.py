@@ -8,6 +8,7 @@ import numpy.typing as npt
 TokenArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.int64]
 
+_SHORT = 4_096  # tokens up to which two copies and a memcmp are faster than a vector of booleans
 _STRIDE = 32_768  # tokens compared at once: both pieces and the result stay in the L2 cache
 
 NO_IDS: IdArray = np.zeros(0, dtype=np.int64)
@@ -17,18 +18,24 @@ NO_IDS.setflags(write=False)
 def common_len(left: TokenArray, right: TokenArray) -> int:
     """Length of the longest common prefix.
 
-    Costs one vectorised comparison per 32,768 tokens and stops in the first piece that differs.
+    Costs a memcmp of the first 4,096 tokens and one vectorised comparison per further 32,768, and
+    stops in the first piece that differs.
 
     >>> common_len(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
     2
     """
     limit = min(len(left), len(right))
-    for start in range(0, limit, _STRIDE):
+    start = min(limit, _SHORT)
+    head, other = left[:start], right[:start]
+    if head.tobytes() != other.tobytes():
+        return int((head != other).argmax())
+    while start < limit:
         stop = min(start + _STRIDE, limit)
         differs = left[start:stop] != right[start:stop]
         first = int(differs.argmax())
         if differs[first]:
             return start + first
+        start = stop
     return limit
 
 

@@ -2,8 +2,9 @@
 
 Both get the same prompts as SGLang's scheduler hands them over, `array('q')` of token ids and an
 int32 row of KV ids, at pages of one token, in one process with one thread, interleaved, timed in
-CPU seconds of the process. Every figure is the median of its repeats. Ours frees what it evicts
-into `mempool.Pool`; SGLang's tree frees into nothing, in its favour.
+CPU seconds of the process. Every figure is the median of its repeats. Trees are compared, not
+allocators (`tests.bench.pool` does that): ids that a tree frees return to their pool after the
+clock has stopped, SGLang's to nowhere. What that takes ours is in `pool_us`.
 
     cycle  a new prompt of so many tokens: match (a miss behind the shared prefix), commit with a
            state at its end, evict as many tokens of others
@@ -39,8 +40,42 @@ from tests.bench.radix_peer import Peer
 SIZES = (1_024, 16_384, 131_072, 1_048_576)
 NODES, LEAF, SHARED, TURN = 10_000, 1_024, 256, 1_024
 REPEATS = {1_024: 41, 16_384: 21, 131_072: 11, 1_048_576: 5}
-TURN_REPEATS = 9
+TURN_REPEATS, OTHERS = 9, 140
 TOKEN_BYTES = 64  # a state counts as one token, so that both trees evict by tokens alone
+
+
+class Shelf:
+    """A `Pool` that is given back what was freed only by `settle`."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.pool = Pool(geometry)
+        self.freed: list[tuple[np.ndarray, np.ndarray]] = []
+        self.states = self.blocks = 0  # freed
+
+    def fits(self, states: int, blocks: int) -> bool:
+        return self.fits_after(states, blocks, freed_states=0, freed_blocks=0)
+
+    def fits_after(self, states: int, blocks: int, *, freed_states: int, freed_blocks: int) -> bool:
+        return self.pool.fits_after(
+            states,
+            blocks,
+            freed_states=freed_states + self.states,
+            freed_blocks=freed_blocks + self.blocks,
+        )
+
+    def alloc(self, states: int, blocks: int):
+        assert not self.freed
+        return self.pool.alloc(states, blocks)
+
+    def free(self, states: np.ndarray, blocks: np.ndarray) -> None:
+        self.freed.append((states, blocks))
+        self.states += len(states)
+        self.blocks += len(blocks)
+
+    def settle(self) -> None:
+        for states, blocks in self.freed:
+            self.pool.free(states, blocks)
+        self.freed, self.states, self.blocks = [], 0, 0
 
 
 class Ours:
@@ -48,7 +83,7 @@ class Ours:
 
     def __init__(self) -> None:
         tokens = NODES * (LEAF + 1) + sum(2 * n * REPEATS[n] for n in SIZES)  # and to spare
-        self.pool = Pool(
+        self.shelf = Shelf(
             Geometry(
                 total_bytes=tokens * TOKEN_BYTES,
                 state_bytes=TOKEN_BYTES,
@@ -56,12 +91,13 @@ class Ours:
                 block_size=1,
             )
         )
+        self.pool = self.shelf.pool
         everything = self.pool.alloc(0, self.pool.geometry.max_blocks)
-        self.pool.free(everything.states, everything.blocks)  # or the first touch of pages is timed
+        self.pool.free(everything.states, everything.blocks)  # the first touch of pages is slow
         config = CacheConfig(
             block_size=1, grid=64, costs=Costs(state_bytes=TOKEN_BYTES, token_bytes=TOKEN_BYTES)
         )
-        self.cache = PrefixCache(self.pool, config)
+        self.cache = PrefixCache(self.shelf, config)
 
     def row(self, tokens: int) -> torch.Tensor:
         """What a request's row of token ids holds: ids of the pool."""
@@ -92,6 +128,10 @@ class Ours:
     def let_go(self, pin) -> None:
         """A request that goes no further."""
         self.cache.unpin(pin)
+
+    def settle(self) -> None:
+        """Give ids back to the pool."""
+        self.shelf.settle()
 
     def states(self) -> int:
         """States held."""
@@ -158,11 +198,14 @@ def cycles(sides, prompts: Prompts, tokens: int) -> Samples:
         for index, side in enumerate(sides):
             matching, committing, hit = run(side, prompt, [tokens])
             assert hit <= SHARED, hit
+            side.settle()
             (hit, held), known = timed(side.match, again)
             assert hit == tokens, (hit, tokens)
             side.let_go(held)
             _, evicting = timed(side.evict, tokens)
+            _, settling = timed(side.settle)
             parts = {"match": matching, "commit": committing, "evict": evicting, "known": known}
+            parts["pool"] = settling
             for part, seconds in parts.items():
                 samples.add(part, index, seconds)
     return samples
@@ -174,11 +217,15 @@ def turns(sides, prompts: Prompts, tokens: int) -> Samples:
     prompt = prompts.new(tokens)
     for side in sides:
         run(side, prompt, list(range(TURN, tokens + 1, TURN)))
+        side.settle()
+        for _ in range(OTHERS):  # turns do not all come at one instant
+            side.let_go(side.match(prompts.new(2 * SHARED))[1])
     for _ in range(TURN_REPEATS):
         prompt = prompts.grown(prompt, TURN)
         for index, side in enumerate(sides):
             matching, committing, hit = run(side, prompt, [len(prompt)])
             assert hit == len(prompt) - TURN, (hit, len(prompt))
+            side.settle()
             samples.add("match", index, matching)
             samples.add("commit", index, committing)
     return samples
@@ -189,6 +236,7 @@ def refill(sides, prompts: Prompts) -> None:
     for side in sides:
         while side.states() < NODES:
             run(side, prompts.new(SHARED + LEAF), [SHARED + LEAF])
+            side.settle()
 
 
 def measure() -> dict:
@@ -200,12 +248,15 @@ def measure() -> dict:
     with torch.inference_mode():
         for side in sides:
             run(side, prompts.new(2 * SHARED), [SHARED, 2 * SHARED])
+            side.settle()
         refill(sides, prompts)
         gc.collect()
         gc.freeze()  # or collections walk the million objects that importing SGLang leaves
         for tokens in SIZES:
             samples = cycles(sides, prompts, tokens)
-            figures["cycle"].append(samples.row(tokens, "match", "commit", "evict"))
+            row = samples.row(tokens, "match", "commit", "evict")
+            pool = 1e6 * statistics.median(samples.seconds["pool"][0])
+            figures["cycle"].append(row | {"pool_us": round(pool, 1)})
             figures["match"].append(samples.row(tokens, "known"))
             refill(sides, prompts)
         for tokens in SIZES:

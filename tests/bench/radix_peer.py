@@ -60,6 +60,9 @@ class Peer:
         """A request that goes no further."""
         self.tree.unlock(lock)
 
+    def settle(self) -> None:
+        """Ids go nowhere."""
+
     def states(self) -> int:
         """States held."""
         return self.tree.mamba_evictable_size() + self.tree.mamba_protected_size()
