@@ -31,9 +31,9 @@ from sglang.srt.mem_cache.common import coalesce_ranges
 from mempool.storage import upload
 from radix import CacheConfig, Costs, Kind, PrefixCache
 from sgl_kimi_k3.capture import Capture, Captures
-from sgl_kimi_k3.explain import Explanations
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 from sgl_kimi_k3.metrics import Metrics
+from sgl_kimi_k3.observer import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,9 +86,9 @@ class KimiK3Cache(BasePrefixCache):
         self.arena = self.token_to_kv_pool_allocator.arena
         geometry = self.arena.geometry
         self.options = options
-        self.trace = trace
+        self.observer = Observer(self.arena, options, block_size=self.page_size, trace=trace)
         self.cache = PrefixCache(
-            self.arena,
+            self.observer.pool,
             CacheConfig(
                 block_size=self.page_size,
                 grid=options.grid,
@@ -112,10 +112,6 @@ class KimiK3Cache(BasePrefixCache):
             grid=options.grid,
             flush_held_frees=self.token_to_kv_pool_allocator.flush_held_frees,
         )
-        self.explanations = Explanations(self.page_size) if options.explain else None
-        self.retracted = 0  # requests
-        self._idle_mark: tuple[int, ...] = ()
-        self.metrics: Metrics | None = None
         if params.enable_metrics:
             self.init_metrics_collector()
 
@@ -132,7 +128,7 @@ class KimiK3Cache(BasePrefixCache):
     def init_metrics_collector(self) -> None:
         """SGLang's radix collector, and our own series beside it."""
         super().init_metrics_collector()
-        self.metrics = Metrics.of(self)
+        self.observer.metrics = Metrics.of(self)
 
     # -- lookup --
 
@@ -202,16 +198,9 @@ class KimiK3Cache(BasePrefixCache):
 
     def admitted(self, req: Req) -> None:
         """The request was admitted: mark what it consumes and, the first time, count it."""
-        if self.disable:
-            return
-        self.cache.touch(req.lock.pin)
-        if not req.retracted_stain:
-            self.cache.record(req.lock.node)
-            if self.explanations is not None:
-                self.explanations.add(req.rid, req.lock.node)
-            if self.trace is not None:
-                self.trace.request(req.rid, tokens_of(req.full_untruncated_fill_ids))
-        self._publish()
+        if not self.disable:
+            self.cache.touch(req.lock.pin)
+            self.observer.admitted(self.cache, req)
 
     def launched(self, reqs: list[Req]) -> None:
         """A prefill of these was launched: states they resumed from are copied, need no pin."""
@@ -232,7 +221,6 @@ class KimiK3Cache(BasePrefixCache):
         if captures:
             commit = self._commit(req, up_to, captures, finished=False)
             req.lock = Lock(None, commit.pin)
-            self._publish()
 
     def retract(self, req: Req) -> None:
         """Before SGLang takes a running request's memory: leave its latest state in the tree.
@@ -242,7 +230,7 @@ class KimiK3Cache(BasePrefixCache):
         """
         if req.finished():
             return
-        self.retracted += 1
+        self.observer.retracted += 1
         if self.disable or not (req.kv.holds_kv and req.kv.holds_mamba):
             return
         req.refresh_fill_ids()
@@ -264,7 +252,6 @@ class KimiK3Cache(BasePrefixCache):
         req.lock = None
         if req.kv.holds_mamba:
             self.req_to_token_pool.free_mamba_cache(req)
-        self._publish()
 
     def _commit(self, req: Req, up_to: int, offers: list[Capture], *, finished: bool) -> Commit:
         """Hand [cache_protected_len, up_to) to the tree; adopt its blocks where it had some.
@@ -283,6 +270,7 @@ class KimiK3Cache(BasePrefixCache):
             finished=finished,
             refused=self.captures.collect_refused(req),
         )
+        self.observer.committed(offers, commit.refused)
         for first, last in commit.duplicates:
             same = slice((first - start) // size, (last - start) // size)
             self.token_to_kv_pool_allocator.free_blocks(mine[same])
@@ -303,8 +291,7 @@ class KimiK3Cache(BasePrefixCache):
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         """The row is gone; so is a state that was not given to the tree."""
-        if self.trace is not None and req.finished():
-            self.trace.finished(req.rid, len(req.output_ids))
+        self.observer.released(req)
         self.captures.drop(req)
         if req.kv.holds_mamba:
             assert not checkpointed, f"{req.rid} was checkpointed but kept its state"
@@ -396,16 +383,8 @@ class KimiK3Cache(BasePrefixCache):
     # -- checks and reports --
 
     def idle(self) -> list[str]:
-        """Nothing runs: bring the metrics up to date if anything was freed since; `violations`.
-
-        SGLang frees a request's last blocks after the tree has had its say.
-        """
-        pool = self.arena.pool
-        counters = pool.report().counters
-        mark = (counters.grants, counters.blocks_freed, pool.live_states, pool.live_blocks)
-        if mark != self._idle_mark:
-            self._idle_mark = mark
-            self._publish()
+        """Nothing runs: bring the metrics up to date; `violations`."""
+        self.observer.idle()
         return self.violations()
 
     def violations(self) -> list[str]:
@@ -426,10 +405,6 @@ class KimiK3Cache(BasePrefixCache):
     def pretty_print(self) -> None:
         """Print the same (SGLang calls it before it raises)."""
         print(self.available_and_evictable_str())  # noqa: T201  # SGLang's contract
-
-    def _publish(self) -> None:
-        if self.metrics is not None:
-            self.metrics.publish()
 
     def _token_ids(self, blocks: IdArray) -> torch.Tensor:
         if self.page_size > 1:

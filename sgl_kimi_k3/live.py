@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.runtime_context import get_parallel, get_schedule, get_server_args
+from sglang.srt.runtime_context import get_parallel
 
 from radix import Cause, Kind
+from sgl_kimi_k3.limits import limits
 from sgl_kimi_k3.scheduler import is_ours
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def internal_state(original: Callable[..., Any], scheduler: Any, *args: Any, **k
 def live_report(cache: KimiK3Cache) -> dict[str, Any]:
     """Everything an operator can see of one scheduler; plain values only."""
     parallel = get_parallel()
-    tree = cache.cache.report()
+    tree, pool = cache.cache.report(), cache.observer.pool
+    explanations = cache.observer.explanations
     return {
         "schema": SCHEMA,
         "time": time.time(),
@@ -53,31 +55,12 @@ def live_report(cache: KimiK3Cache) -> dict[str, Any]:
         "evicted_kv_tokens": {c.value: n for c, n in tree.evicted_tokens_for.items()},
         "ghost_tokens": tree.ghost_tokens,
         "pins": tree.pins,
-        "retracted_requests": cache.retracted,
+        "retracted_requests": cache.observer.retracted,
+        "ages": {"hit": pool.hit.as_dict(), "eviction": pool.eviction.as_dict()},
         "limits": limits(cache),
         "policy": dict(tree.policy),
-        "explain": cache.explanations is not None,
-        "requests": [] if cache.explanations is None else cache.explanations.rows(),
-    }
-
-
-def limits(cache: KimiK3Cache) -> dict[str, dict[str, int | None]]:
-    """What was asked for at launch (None: nothing) and what is in force."""
-    geometry, asked = cache.arena.geometry, get_server_args()
-    return {
-        "running_requests": {
-            "asked": asked.max_running_requests,
-            "effective": cache.req_to_token_pool.size,
-        },
-        "tokens": {
-            "asked": asked.max_total_tokens,
-            "effective": geometry.max_blocks * geometry.block_size,
-        },
-        "states": {"asked": asked.max_mamba_cache_size, "effective": geometry.max_states},
-        "prefill_chunk_tokens": {
-            "asked": asked.chunked_prefill_size,
-            "effective": get_schedule().chunked_prefill_size,
-        },
+        "explain": explanations is not None,
+        "requests": [] if explanations is None else explanations.rows(),
     }
 
 
@@ -85,8 +68,10 @@ def _arena(cache: KimiK3Cache, tree: Report) -> dict[str, Any]:
     pool, geometry = cache.arena.pool.report(), cache.arena.geometry
     return {
         "total_bytes": pool.total_bytes,
-        "states": _side(pool.states, tree.states, tree.protected_states),
-        "kv": _side(pool.blocks, tree.blocks, tree.protected_blocks),
+        "states": _side(
+            pool.states, tree.states, tree.protected_states, cache.reclaimable_states()
+        ),
+        "kv": _side(pool.blocks, tree.blocks, tree.protected_blocks, cache.reclaimable_blocks()),
         "gap_bytes": pool.gap_bytes,
         "sink_bytes": pool.sink_bytes,
         "slack_bytes": pool.slack_bytes,
@@ -102,11 +87,12 @@ def _arena(cache: KimiK3Cache, tree: Report) -> dict[str, Any]:
     }
 
 
-def _side(side: SideReport, cached: int, protected: int) -> dict[str, int]:
+def _side(side: SideReport, cached: int, protected: int, available: int) -> dict[str, int]:
     return {
         "live": side.live,
         "cached": cached,
         "protected": protected,
+        "available": available,
         "fundable": side.fundable,
         "peak": side.peak,
         "live_bytes": side.live_bytes,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from radix import Cause, Kind, Loss
+from sgl_kimi_k3.ages import BOUNDS_S
+from sgl_kimi_k3.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,6 +22,7 @@ Series = tuple[str, tuple[str, ...]]  # name without prefix and `_total`, label 
 
 # name -> (help, label names)
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "requests": ("Requests, counted once at first scheduling.", ()),
     "input_tokens": ("Prompt tokens of requests, counted once at first scheduling.", ()),
     "matched_tokens": ("Prompt tokens that were known, with or without bytes.", ()),
     "resumed_tokens": ("Prompt tokens that were not computed again.", ()),
@@ -27,22 +30,37 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hit_tokens": ("Resumed tokens by the kind of checkpoint resumed from.", ("kind",)),
     "checkpoints_taken": ("States kept in the tree, by kind.", ("kind",)),
     "checkpoints_refused": ("States not kept, by kind and cause.", ("kind", "cause")),
-    "checkpoints_evicted": ("States evicted, by kind and cause.", ("kind", "cause")),
-    "evicted_kv_tokens": ("Tokens of KV evicted, by cause.", ("cause",)),
+    "checkpoints_evicted": ("States dropped, by kind and what needed room.", ("kind", "cause")),
+    "evicted_kv_tokens": ("Tokens of KV dropped, by what needed room.", ("cause",)),
     "retracted_requests": ("Running requests that had to give their memory back.", ()),
+    "refused_allocations": ("Allocations that the arena could not meet as it was.", ()),
+    "moves": ("States and KV blocks moved to close holes in the arena.", ()),
     "moved_bytes": ("Bytes moved to close holes in the arena.", ()),
 }
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "arena_bytes": ("Bytes of the arena by part; the parts add up to the arena.", ("part",)),
+    "peak_bytes": ("Most bytes an end of the arena ever spanned, holes included.", ("side",)),
     "live_states": ("States handed out: running requests and checkpoints.", ()),
     "live_blocks": ("KV blocks handed out.", ()),
     "cached_states": ("States in the tree.", ()),
     "cached_blocks": ("KV blocks in the tree.", ()),
+    "protected_states": ("States in the tree that running requests protect.", ()),
+    "protected_blocks": ("KV blocks in the tree that running requests protect.", ()),
+    "available_states": ("States that fit if everything evictable were evicted.", ()),
+    "available_blocks": ("KV blocks that fit if everything evictable were evicted.", ()),
     "ghost_tokens": ("Tokens remembered without bytes.", ()),
     "pins": ("Paths that running requests protect.", ()),
+    "limits": ("Limits as asked for at launch (0: not) and in force.", ("limit", "value")),
+    "policy": ("The eviction policy's own numbers.", ("number",)),
+}
+HISTOGRAMS: dict[str, str] = {
+    "hit_age_seconds": "Time since a state was kept or last used, when a request resumed from it.",
+    "eviction_age_seconds": "Time since a state was kept or last used, when it was evicted.",
 }
 METRIC_NAMES: frozenset[str] = frozenset(
-    [f"{PREFIX}{name}_total" for name in COUNTERS] + [f"{PREFIX}{name}" for name in GAUGES]
+    [f"{PREFIX}{name}_total" for name in COUNTERS]
+    + [f"{PREFIX}{name}" for name in GAUGES]
+    + [f"{PREFIX}{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "count", "sum")]
 )
 
 
@@ -51,20 +69,28 @@ class Metrics:
 
     def __init__(self, cache: KimiK3Cache, labels: Mapping[str, str]) -> None:
         # prometheus_client must be imported after SGLang has set PROMETHEUS_MULTIPROC_DIR.
-        from prometheus_client import Counter, Gauge  # noqa: PLC0415
+        from prometheus_client import Counter, Gauge, Histogram  # noqa: PLC0415
 
-        names = tuple(labels)
+        names, self._base = tuple(labels), tuple(labels.values())
         self._cache = cache
-        self._base = tuple(labels.values())
-        self._published: dict[Series, float] = {}
-        self._counters: dict[str, Any] = {
+        self._totals: dict[Series, float] = {}
+        self._levels: dict[Series, float] = {}
+        counters = {
             name: Counter(PREFIX + name, text, (*names, *own))
             for name, (text, own) in COUNTERS.items()
         }
-        self._gauges: dict[str, Any] = {
+        gauges = {
             name: Gauge(PREFIX + name, text, (*names, *own), multiprocess_mode="mostrecent")
             for name, (text, own) in GAUGES.items()
         }
+        ages = {
+            name: self._child(Histogram(PREFIX + name, text, names, buckets=BOUNDS_S), ())
+            for name, text in HISTOGRAMS.items()
+        }
+        cache.observer.pool.hit.exported = ages["hit_age_seconds"].observe
+        cache.observer.pool.eviction.exported = ages["eviction_age_seconds"].observe
+        self._inc = {s: self._child(counters[s[0]], s[1]).inc for s, _ in totals(cache)}
+        self._set = {s: self._child(gauges[s[0]], s[1]).set for s, _ in levels(cache)}
         self.publish()
 
     @classmethod
@@ -74,15 +100,16 @@ class Metrics:
 
     def publish(self) -> None:
         """Bring the exported series up to date."""
-        for (name, own), total in totals(self._cache):
-            grown = total - self._published.get((name, own), 0)
-            assert grown >= 0, f"{name}{own} fell by {-grown}"
-            # `inc(0)` creates the series.
-            if grown or (name, own) not in self._published:
-                self._child(self._counters[name], own).inc(grown)
-                self._published[name, own] = total
-        for (name, own), value in levels(self._cache):
-            self._child(self._gauges[name], own).set(value)
+        for series, total in totals(self._cache):
+            grown = total - self._totals.get(series, 0)
+            assert grown >= 0, f"{series} fell by {-grown}"
+            if grown:
+                self._inc[series](grown)
+                self._totals[series] = total
+        for series, level in levels(self._cache):
+            if self._levels.get(series) != level:
+                self._set[series](level)
+                self._levels[series] = level
 
     def _child(self, metric: Any, own: tuple[str, ...]) -> Any:
         values = (*self._base, *own)
@@ -92,6 +119,7 @@ class Metrics:
 def totals(cache: KimiK3Cache) -> Iterator[tuple[Series, float]]:
     """Every counter series with its running total."""
     tree, pool = cache.cache.report(), cache.arena.pool.report()
+    yield ("requests", ()), tree.requests
     yield ("input_tokens", ()), tree.input_tokens
     yield ("matched_tokens", ()), tree.matched_tokens
     yield ("resumed_tokens", ()), tree.resumed_tokens
@@ -106,7 +134,9 @@ def totals(cache: KimiK3Cache) -> Iterator[tuple[Series, float]]:
             yield ("checkpoints_evicted", (kind.value, cause.value)), tree.evictions[kind, cause]
     for cause in Cause:
         yield ("evicted_kv_tokens", (cause.value,)), tree.evicted_tokens_for[cause]
-    yield ("retracted_requests", ()), cache.retracted
+    yield ("retracted_requests", ()), cache.observer.retracted
+    yield ("refused_allocations", ()), pool.counters.refusals
+    yield ("moves", ()), pool.counters.moves
     yield ("moved_bytes", ()), pool.counters.moved_bytes
 
 
@@ -115,16 +145,28 @@ def levels(cache: KimiK3Cache) -> Iterator[tuple[Series, float]]:
     tree, pool = cache.cache.report(), cache.arena.pool.report()
     parts = {
         "states": pool.states.live_bytes + pool.states.retired_bytes,
+        "state_holes": pool.states.hole_bytes,
         "kv": pool.blocks.live_bytes + pool.blocks.retired_bytes,
-        "holes": pool.states.hole_bytes + pool.blocks.hole_bytes,
+        "kv_holes": pool.blocks.hole_bytes,
         "gap": pool.gap_bytes,
         "sink": pool.sink_bytes + pool.slack_bytes,
     }
     for part, size in parts.items():
         yield ("arena_bytes", (part,)), size
+    yield ("peak_bytes", ("states",)), pool.states.peak_bytes
+    yield ("peak_bytes", ("kv",)), pool.blocks.peak_bytes
     yield ("live_states", ()), pool.states.live
     yield ("live_blocks", ()), pool.blocks.live
     yield ("cached_states", ()), tree.states
     yield ("cached_blocks", ()), tree.blocks
+    yield ("protected_states", ()), tree.protected_states
+    yield ("protected_blocks", ()), tree.protected_blocks
+    yield ("available_states", ()), cache.reclaimable_states()
+    yield ("available_blocks", ()), cache.reclaimable_blocks()
     yield ("ghost_tokens", ()), tree.ghost_tokens
     yield ("pins", ()), tree.pins
+    for limit, values in limits(cache).items():
+        for value, number in values.items():
+            yield ("limits", (limit, value)), number or 0
+    for name, number in tree.policy.items():
+        yield ("policy", (name,)), number

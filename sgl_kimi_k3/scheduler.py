@@ -39,6 +39,7 @@ class StopAwareAdder(PrefillAdder):
         # SGLang adds evictable states to free ones; what counts is which states fit once both
         # kinds have been evicted.
         self.rem_mamba_slots = self.tree_cache.reclaimable_states()
+        self.tree_cache.observer.stepped()
         self._leader: Req | None = None  # the one request whose prefill stays unfinished
 
     def _select_prefill_admission(
@@ -117,6 +118,9 @@ def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any
     """AROUND `TpModelWorker.forward_batch_generation`: copy states right behind the forward."""
     result = original(worker, *args, **kwargs)
     batch = args[0] if args else kwargs.get("batch")
+    tree_cache = getattr(batch, "tree_cache", None)
+    if is_ours(tree_cache):
+        tree_cache.observer.stepped()
     pairs = getattr(batch, "kimi_k3_copies", None)
     if pairs:
         batch.tree_cache.arena.copy_states(pairs)

@@ -13,6 +13,12 @@ install serve dev
 bin=$venv/bin
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
+if ! command -v promtool >/dev/null || ! command -v prometheus >/dev/null; then
+  say "installing Debian's prometheus, which brings promtool"
+  { apt-get update -q && apt-get install -qy --no-install-recommends prometheus; } >/dev/null ||
+    fail "prometheus and promtool are missing and apt could not install them: apt install prometheus"
+fi
+
 say "lint"
 "$bin/ruff" check .
 "$bin/ruff" format --check .

@@ -192,7 +192,10 @@ class Metrics(dict[str, float]):
                 continue
             series, value = line.rsplit(" ", 1)
             name, _, labels = series.partition("{")
-            own = re.findall(r'(?:^|,)((?:kind|cause|reason|part)="[^"]*")', labels.rstrip("}"))
+            own = re.findall(
+                r'(?:^|,)((?:kind|cause|reason|part|side|limit|value|number)="[^"]*")',
+                labels.rstrip("}"),
+            )
             if own:
                 found[f"{name}{{{','.join(sorted(own))}}}"] = float(value)
             found[name] = found.get(name, 0.0) + float(value)

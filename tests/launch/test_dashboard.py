@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import yaml
 from sgl_kimi_k3 import metrics
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
+sys.path.insert(0, str(LAUNCH / "dashboards"))
+
+import kimi_k3 as code  # noqa: E402  # a script, in no package
+
 DASHBOARD = json.loads((LAUNCH / "dashboards/kimi_k3.json").read_text("utf-8"))
 PANELS = {panel["title"]: panel for panel in DASHBOARD["panels"]}
 QUERIES = [
@@ -19,6 +24,7 @@ QUERIES = [
 LABELS = {
     **{f"kimi_k3:{name}_total": labels for name, (_, labels) in metrics.COUNTERS.items()},
     **{f"kimi_k3:{name}": labels for name, (_, labels) in metrics.GAUGES.items()},
+    **{f"kimi_k3:{name}_bucket": ("le",) for name in metrics.HISTOGRAMS},
 }
 
 
@@ -48,7 +54,7 @@ def test_every_series_exists(title, expr, sglang_names):
 
 @pytest.mark.parametrize(("title", "expr"), QUERIES)
 def test_every_label_grouped_by_exists(title, expr):
-    for group in re.findall(r"sum by \(([^)]*)\)", expr):
+    for group in re.findall(r"(?:sum|max) by \(([^)]*)\)", expr):
         for label in group.split(", "):
             assert label == "le" or any(label in LABELS.get(name, ()) for name in series(expr)), (
                 f"{title}: no series of {expr} has the label {label}"
@@ -59,7 +65,8 @@ def test_every_label_grouped_by_exists(title, expr):
 def test_counters_are_rated_and_gauges_are_not(title, expr):
     for name in series(expr):
         counter = name.endswith(("_total", "_bucket"))
-        assert (f"rate({name}[" in expr) == counter, f"{title}: {expr}"
+        rated = f'rate({name}{{instance=~"$instance"}}[$window])' in expr
+        assert rated == counter, f"{title}: {expr}"
 
 
 @pytest.mark.parametrize(("title", "expr"), QUERIES)
@@ -74,8 +81,9 @@ def test_the_hit_rate_is_a_ratio_of_sums_of_rates():
     """A gauge of the last batch would read 0 after one miss of ten tokens (cases: 900/1090)."""
     for title in ("Token hit rate", "Token hit rate over the window"):
         assert PANELS[title]["targets"][0]["expr"] == (
-            "sum(max without (tp_rank) (rate(kimi_k3:resumed_tokens_total[$window])))"
-            " / sum(max without (tp_rank) (rate(kimi_k3:input_tokens_total[$window])))"
+            'sum(max without (tp_rank) (rate(kimi_k3:resumed_tokens_total{instance=~"$instance"}'
+            "[$window]))) / sum(max without (tp_rank) "
+            '(rate(kimi_k3:input_tokens_total{instance=~"$instance"}[$window])))'
         )
     assert "cache_hit_rate" not in json.dumps(DASHBOARD)
 
@@ -89,7 +97,14 @@ def test_parts_that_add_up_are_stacked():
 def test_what_an_operator_asks_for_is_there():
     shown = {name for _, expr in QUERIES for name in series(expr)}
     assert {
+        "kimi_k3:available_states",
+        "kimi_k3:eviction_age_seconds_bucket",
+        "kimi_k3:hit_age_seconds_bucket",
+        "kimi_k3:limits",
         "kimi_k3:lost_tokens_total",
+        "kimi_k3:moved_bytes_total",
+        "kimi_k3:peak_bytes",
+        "kimi_k3:policy",
         "kimi_k3:hit_tokens_total",
         "kimi_k3:arena_bytes",
         "kimi_k3:checkpoints_taken_total",
@@ -115,6 +130,23 @@ def test_panels_do_not_overlap():
         )
         assert apart, (a, b)
         assert a["x"] + a["w"] <= 24
+
+
+def test_the_committed_file_is_what_the_code_makes():
+    assert code.FILE.read_text("utf-8") == code.text(), "run python launch/dashboards/kimi_k3.py"
+
+
+def test_grafana_finds_source_and_dashboard():
+    provisioning = LAUNCH / "grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text("utf-8"))[
+        "datasources"
+    ]
+    (variable,) = [v for v in DASHBOARD["templating"]["list"] if v["type"] == "datasource"]
+    assert source["type"] == variable["query"] == "prometheus"
+    (provider,) = yaml.safe_load((provisioning / "dashboards/kimi_k3.yml").read_text("utf-8"))[
+        "providers"
+    ]
+    assert provider["options"] == {"path": "$KIMI_K3_DASHBOARDS"}
 
 
 def test_prometheus_scrapes_the_port_quickstart_uses():

@@ -40,7 +40,14 @@ def test_quickstart_serves_and_reuses(tmp_path):
     assert all(t["ttft_s"] > 0 for t in out["turns"])
     server = out["server"]
     assert (server["sglang_version"], server["radix_cache"]) == ("0.5.23", "kimi_k3")
-    assert set(server["pool"]["bytes"]) == {"states", "kv", "holes", "gap", "sink"}
+    assert set(server["pool"]["bytes"]) == {
+        "states",
+        "state_holes",
+        "kv",
+        "kv_holes",
+        "gap",
+        "sink",
+    }
     with socket.create_server(("127.0.0.1", port)):
         pass  # the server is gone
 
