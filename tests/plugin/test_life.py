@@ -119,7 +119,7 @@ def test_retraction_keeps_decoded_work() -> None:
     world.step()
     assert req.num_matched_prefix_tokens == done
     world.run(req)
-    assert world.tree.retracted == 1
+    assert world.tree.observer.retracted == 1
 
 
 def test_a_full_pool_queues_and_serves_everyone() -> None:

@@ -81,7 +81,7 @@ def test_a_whole_life_never_waits(device, overlap):
         world.allocator.clear()
     counters = world.arena.pool.report().counters
     assert watch.transfers > 100
-    assert world.tree.retracted > 0
+    assert world.tree.observer.retracted > 0
     assert any(commits), "no commit met blocks that were there already"
     assert counters.moves > 0
     assert mover.copied > counters.moves, "states were copied as well"
