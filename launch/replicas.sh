@@ -28,12 +28,15 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 begin "$@"
 
 pids=()
-# Each replica leads a process group of its own, so that its schedulers end with it.
-stop_replicas() {
+# Each leads a process group of its own, so that a replica's schedulers end with it.
+start() { setsid "$@" & pids+=($!); }
+stop_all() {
   local pid
   for pid in "${pids[@]}"; do kill -TERM -- "-$pid" 2>/dev/null || true; done
   wait
 }
+trap stop_all EXIT
+trap 'exit 130' INT TERM
 
 start_replica() {
   local number=$1 port=$((PORT + 1 + $1)) gpus=()
@@ -43,15 +46,11 @@ start_replica() {
     --trust-remote-code --enable-metrics --enable-cache-report "${flags[@]}")
   show "${command[@]}"
   workers+=("http://127.0.0.1:$port")
-  ((dry_run)) && return
-  setsid "${command[@]}" &
-  pids+=($!)
+  ((dry_run)) || start "${command[@]}"
 }
 
 read -ra workers <<<"$WORKERS"
 if ((${#workers[@]} == 0)); then
-  trap stop_replicas EXIT
-  trap 'exit 130' INT TERM
   for ((number = 0; number < REPLICAS; number++)); do start_replica "$number"; done
 fi
 
@@ -60,4 +59,6 @@ command=(python3 -m sglang_router.launch_router --worker-urls "${workers[@]}"
   --balance-rel-threshold "$BALANCE_REL" --host "$HOST" --port "$PORT"
   --prometheus-port "$METRICS_PORT" --worker-startup-timeout-secs 1800)
 show "${command[@]}"
-((dry_run)) || "${command[@]}"
+((dry_run)) && exit
+start "${command[@]}"
+wait "${pids[-1]}"  # the router; a signal ends the wait, and with it everything

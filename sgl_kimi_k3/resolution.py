@@ -41,7 +41,20 @@ REFUSED: tuple[tuple[str, str, Any, str], ...] = (
     ("--pp-size", "pp_size", 1, "each stage would plan its own stops"),
     ("--dcp-size", "dcp_size", 1, "widened pages are not run yet"),
     ("--speculative-algorithm", "speculative_algorithm", None, "draft states are not tracked yet"),
+    (
+        "--enable-int8-mamba-checkpoint",
+        "enable_int8_mamba_checkpoint",
+        False,
+        "states are kept as the kernels write them",
+    ),
+    (
+        "--mamba-max-states-per-path",
+        "mamba_max_states_per_path",
+        -1,
+        "the tree keeps what is worth its bytes",
+    ),
 )
+KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 
 def resolve(original: Callable[[Any], None], server_args: Any) -> None:
@@ -106,6 +119,11 @@ def refuse_unsupported(view: Any) -> None:
         raise ValueError(
             f"--radix-cache-backend {BACKEND} runs with --page-size 1 (got {view.page_size}): "
             "states are captured at chunk ends, which need not be page ends. Drop --page-size."
+        )
+    if view.kv_cache_dtype not in KV_DTYPES:
+        raise ValueError(
+            f"--radix-cache-backend {BACKEND} keeps MLA rows as bfloat16 or fp8: "
+            f"--kv-cache-dtype {view.kv_cache_dtype}. Use --kv-cache-dtype fp8_e4m3 or drop the flag."
         )
     strategy = view.mamba_radix_cache_strategy
     if strategy not in ("auto", "no_buffer"):

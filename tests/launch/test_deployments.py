@@ -29,7 +29,7 @@ REFUSED = {
     ("--attn-dp-size", "2"): ("--attn-dp-size", "got 2", "Drop --attn-dp-size"),
     ("--dp-size", "2", "--enable-dp-attention"): ("--attn-dp-size", "got 2"),
     ("--kimi-k3-interval", "100"): ("KIMI_K3_INTERVAL=100", "64 and 128"),
-    ("--pp-size", "2"): ("--pp-size", "got 2"),
+    ("--kv-cache-dtype", "mxfp8"): ("--kv-cache-dtype mxfp8", "Use --kv-cache-dtype fp8_e4m3"),
 }
 
 
@@ -182,6 +182,29 @@ def test_the_router_is_told_of_every_replica():
     elsewhere = commands("replicas.sh", WORKERS="http://a:1 http://b:2")
     assert [words[0] for words in elsewhere] == ["python3"]
     assert "http://b:2" in elsewhere[0]
+
+
+def test_a_signal_ends_replicas_and_router(tmp_path):
+    """With stand-ins that only wait: each says its pid and process group."""
+    for name in ("sgl-kimi-k3", "python3"):
+        stand_in = tmp_path / name
+        stand_in.write_text('#!/bin/bash\necho "pid $$"\nexec sleep 600\n', "utf-8")
+        stand_in.chmod(0o755)
+    script = subprocess.Popen(
+        ["bash", str(LAUNCH / "replicas.sh")],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    pids = []
+    while len(pids) < 3:
+        line = script.stdout.readline()
+        assert line, f"ended with {script.wait()}"
+        if line.startswith("pid "):
+            pids.append(int(line.split()[1]))
+    script.terminate()
+    assert script.wait(timeout=60) == 130
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def test_the_router_takes_its_arguments():

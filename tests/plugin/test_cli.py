@@ -69,6 +69,9 @@ class View:
     disaggregation_mode = "null"
     pp_size = dcp_size = attn_dp_size = attn_cp_size = 1
     speculative_algorithm = None
+    kv_cache_dtype = "auto"
+    enable_int8_mamba_checkpoint = False
+    mamba_max_states_per_path = -1
 
 
 def test_what_works_is_accepted() -> None:
@@ -83,6 +86,9 @@ def test_what_works_is_accepted() -> None:
         ("attention_backend", "intel_amx", "--attention-backend intel_amx"),
         ("enable_hierarchical_cache", True, "--enable-hierarchical-cache"),
         ("disaggregation_mode", "decode", "--disaggregation-mode (got 'decode')"),
+        ("kv_cache_dtype", "nvfp4", "--kv-cache-dtype nvfp4"),
+        ("enable_int8_mamba_checkpoint", True, "--enable-int8-mamba-checkpoint (got True)"),
+        ("mamba_max_states_per_path", 3, "--mamba-max-states-per-path (got 3)"),
         ("pp_size", 2, "--pp-size (got 2)"),
         ("attn_dp_size", 2, "--attn-dp-size (got 2)"),
         ("attn_cp_size", 2, "--attn-cp-size (got 2)"),
