@@ -122,8 +122,8 @@ def refuse_unsupported(view: Any) -> None:
         )
     if view.kv_cache_dtype not in KV_DTYPES:
         raise ValueError(
-            f"--radix-cache-backend {BACKEND} keeps MLA rows as bfloat16 or fp8: "
-            f"--kv-cache-dtype {view.kv_cache_dtype}. Use --kv-cache-dtype fp8_e4m3 or drop the flag."
+            f"--radix-cache-backend {BACKEND} keeps MLA rows as bfloat16 or fp8, not "
+            f"--kv-cache-dtype {view.kv_cache_dtype}. Use --kv-cache-dtype fp8_e4m3 or drop it."
         )
     strategy = view.mamba_radix_cache_strategy
     if strategy not in ("auto", "no_buffer"):
