@@ -1,10 +1,13 @@
 """The peer `sglang` is SGLang's own code under its own rules, and gives everything back."""
 
 import pytest
+import torch
+from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from radix.sim.peers import sglang
+from radix.sim.peers.sglang_arena import extend_one
 from tests.sim.sequences import Prompts, serve, setup
 
 STATE = 128  # tokens
@@ -21,6 +24,16 @@ def test_the_class_is_the_wheels():
     assert type(server.tree).__module__ == "sglang.srt.mem_cache.unified_radix_cache"
     assert server.tree.tree_components == (ComponentType.FULL, ComponentType.MAMBA)
     assert server.arena.allocator.unified_buffer.total_bytes == 60_000 * 32
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 8), (5, 7), (5, 8), (6, 29), (8, 32)])
+def test_the_extend_of_one_request_is_sglangs(start, end):
+    given = torch.tensor([start]), torch.tensor([end]), torch.tensor([4 * 9 + (start - 1) % 4])
+    free = torch.tensor([7, 3, 5, 11, 2, 8, 6, 12])
+    ours, theirs = (torch.zeros(end - start, dtype=torch.int64) for _ in range(2))
+    extend_one(*given, free, ours, 1, 4)
+    alloc_extend_naive(*given, free, theirs, 4, "cpu")
+    assert ours.tolist() == theirs.tolist()
 
 
 def test_the_branching_kits_sequence_is_miss_miss_hit(prompts):

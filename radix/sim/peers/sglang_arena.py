@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.allocator import unified_mamba, unified_sub_pool
-from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
@@ -66,6 +65,7 @@ def build(
     allocator = bundle.token_to_kv_pool_allocator
     sizes = allocator.full_attn_allocator.entry_bytes, allocator.mamba_allocator.entry_bytes
     assert sizes == (TOKEN_BYTES, state_tokens * TOKEN_BYTES), sizes
+    allocator.full_attn_allocator._zero_pages_on_alloc = False  # noqa: SLF001  # nobody reads them
     tree = UnifiedRadixCache(
         CacheInitParams(
             disable=False,
@@ -100,15 +100,27 @@ def _configure(page_size: int) -> None:
 
 
 class _ExtendTwin:
-    """The paged extend kernel, launched as `kernel[grid](...)`, by SGLang's own CPU version."""
+    """The paged extend kernel, launched as `kernel[grid](...)`, for one request on the CPU."""
 
     def __getitem__(self, grid: object) -> Any:
-        def launch(
-            prefix: Any, seq: Any, last: Any, free: Any, out: Any, _: int, page: int
-        ) -> None:
-            alloc_extend_naive(prefix, seq, last, free, out, page, "cpu")
+        return extend_one
 
-        return launch
+
+def extend_one(
+    prefix_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    last_loc: torch.Tensor,
+    free_pages: torch.Tensor,
+    out: torch.Tensor,
+    _batch: int,
+    page: int,
+) -> None:
+    """Write the ids of [prefix, seq) to `out`: the rest of the last page, then free pages."""
+    (start,), (end,), (last,) = prefix_lens.tolist(), seq_lens.tolist(), last_loc.tolist()
+    head = min(-start % page, end - start)
+    out[:head] = torch.arange(last + 1, last + 1 + head)
+    pages = free_pages[: -(-(end - start - head) // page), None]
+    out[head:] = (pages * page + torch.arange(page)).view(-1)[: end - start - head]
 
 
 def _layout(state_tokens: int) -> dict[str, Any]:
