@@ -51,6 +51,7 @@ class Explanation:
     @classmethod
     def of(cls, rid: str, match: Match, block_size: int) -> Explanation:
         """Of a request that is scheduled for the first time."""
+        parted = match.diverged and match.matched_len < match.prompt_len
         return cls(
             time=time.time(),
             rid=rid,
@@ -60,7 +61,7 @@ class Explanation:
             lost={reason.value: n for reason, n in losses(match, block_size) if n},
             kind=None if match.kind is None else match.kind.value,
             junction=match.junction,
-            diverged_at=match.matched_len if match.diverged else None,
+            diverged_at=match.matched_len if parted else None,
         )
 
     def __str__(self) -> str:

@@ -64,6 +64,26 @@ def test_a_known_load_reads_exactly_right(timed):
         "hit_age_seconds_count": 2,
     }
     assert {name: after.since(before, f"kimi_k3:{name}") for name in expected} == expected
+    assert_explained(timed)
+
+
+def assert_explained(server):
+    """The same five requests, one by one: in the live report and in the log."""
+    (state,) = server.info()["internal_states"]
+    rows = [
+        (row["prompt_tokens"], row["matched"], row["resumed"], row["kind"], row["junction"])
+        for row in state["kimi_k3"]["requests"][-5:]
+    ]
+    assert rows == [
+        (100, 0, 0, None, None),
+        (100, 100, 0, None, 64),
+        (100, 100, 64, "junction", None),
+        (128, 107, 107, "turn_end", None),
+        (90, 0, 0, None, None),
+    ]
+    (line,) = [one for one in server.read_log().splitlines() if "rid=known-abort" in one]
+    told = "prompt=90 matched=0 resumed=0 kind=- junction=- diverged_at=- lost: new=90"
+    assert line.endswith(told)
 
 
 class Prometheus:

@@ -261,9 +261,13 @@ def test_the_longest_request_that_is_not_refused_finishes(tight):
 def test_requests_queue_when_the_pool_is_full(tight):
     """Far more than fits, all at once: everyone is served, with the tokens it gets alone."""
     prompts = [words(f"queued {i}", 330 + 10 * i) for i in range(12)]
+    before = tight.settle()
     with ThreadPoolExecutor(len(prompts)) as pool:
         replies = list(pool.map(lambda prompt: tight.generate(prompt, 12), prompts))
     assert all(r.finish == "length" and len(r.ids) == 12 for r in replies), replies
+    after = tight.settle()  # those that had to wait, or to start again, count once
+    assert after.since(before, "kimi_k3:requests_total") == 12
+    assert after.since(before, "kimi_k3:input_tokens_total") == sum(map(len, prompts))
     for prompt, reply in zip(prompts[::4], replies[::4], strict=True):
         alone = tight.generate(prompt, 12, cache_salt="alone")
         assert alone.ids == reply.ids

@@ -31,12 +31,12 @@ def test_one_prompt_three_times() -> None:
         {
             **told, "rid": "r2", "matched": 20, "resumed": 0,
             "lost": {"no_checkpoint": 19, "too_short": 1},
-            "kind": None, "junction": 16, "diverged_at": 20,
+            "kind": None, "junction": 16, "diverged_at": None,
         },
         {
             **told, "rid": "r3", "matched": 20, "resumed": 16,
             "lost": {"no_checkpoint": 3, "too_short": 1},
-            "kind": "junction", "junction": None, "diverged_at": 20,
+            "kind": "junction", "junction": None, "diverged_at": None,
         },
     ]  # fmt: skip
 
