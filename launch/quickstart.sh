@@ -54,7 +54,8 @@ stop_server() {
 start_server() {
   # Pool and tree are recounted whenever the server is idle.  One thread: the model is tiny, and
   # threads that wait for a busy core cost more than they give.
-  KIMI_K3_CHECK=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} setsid "$venv/bin/sgl-kimi-k3" serve "$model" --host 127.0.0.1 --port "$port" \
+  KIMI_K3_CHECK=1 KIMI_K3_EXPLAIN=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} \
+    setsid "$venv/bin/sgl-kimi-k3" serve "$model" --host 127.0.0.1 --port "$port" \
     --trust-remote-code --reasoning-parser kimi_k3 --tool-call-parser kimi_k3 \
     --enable-cache-report --enable-metrics >"$log" 2>&1 &
   server=$!
@@ -97,7 +98,11 @@ say "server is up: 6 users x 4 turns over one system prompt, then the same with 
 status=0
 "$venv/bin/python" -m sgl_kimi_k3.demo.chat --base-url "$url" ${json:+--json "$json"} || status=$?
 if ((keep)) && ((status == 0)); then
-  say "the server stays up: stop it with  kill -- -$server"
+  say "the server stays up"
+  printf '  %s\n' \
+    "see it in a browser   $venv/bin/sgl-kimi-k3 dashboard --server $url" \
+    "or in this terminal   $venv/bin/sgl-kimi-k3 top --server $url" \
+    "stop it               kill -- -$server"
   server=
 fi
 ((status == 0)) || fail "the chat (see above; server log in $log)"

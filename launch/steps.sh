@@ -67,3 +67,16 @@ install() {
     --progress-bar off --no-compile -e "${root}[$list]"
   for extra in "$@"; do sha256sum "$root/pyproject.toml" >"$venv/.installed-$extra"; done
 }
+
+# install_browser: a Chromium for the tests of the dashboard's page: the system's, else Debian's,
+# else the one that playwright downloads.
+install_browser() {
+  if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then return; fi
+  if grep -qs '^ID=debian' /etc/os-release && [ "$(id -u)" = 0 ]; then
+    slow "installing Debian's Chromium" "$venv/chromium.log" \
+      sh -c 'apt-get update -q && apt-get install -qy --no-install-recommends chromium'
+  else
+    slow "installing playwright's Chromium" "$venv/chromium.log" \
+      "$venv/bin/playwright" install --with-deps chromium
+  fi
+}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": ("sgl_kimi_k3.serve", "start SGLang's server with this backend"),
     "plan": ("sgl_kimi_k3.plan.command", "what fits on a GPU, which hit rate to expect"),
+    "top": ("sgl_kimi_k3.top", "show a running server in the terminal"),
+    "dashboard": ("sgl_kimi_k3.dashboard.command", "show a running server as a web page"),
 }
 
 

@@ -18,6 +18,7 @@ if ! command -v promtool >/dev/null || ! command -v prometheus >/dev/null; then
   { apt-get update -q && apt-get install -qy --no-install-recommends prometheus; } >/dev/null ||
     fail "prometheus and promtool are missing and apt could not install them: apt install prometheus"
 fi
+install_browser
 
 say "lint"
 "$bin/ruff" check .

@@ -26,7 +26,9 @@ ALLOWED = {
     "radix/sim/peers/sglang.py": {"radix", "mempool", "sglang", "torch"},
     "radix/sim/peers/sglang_arena.py": {"radix", "mempool", "sglang", "torch"},
     "sgl_kimi_k3": {"sgl_kimi_k3", "radix", "mempool", "sglang", "torch", "triton"},
+    "sgl_kimi_k3/dashboard": {"sgl_kimi_k3"},
     "sgl_kimi_k3/demo": {"sgl_kimi_k3"},
+    "sgl_kimi_k3/top.py": {"sgl_kimi_k3"},
 }
 GUARDED = {"mempool", "radix", "sgl_kimi_k3", "torch", "sglang", "triton"}
 
