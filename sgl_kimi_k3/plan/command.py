@@ -179,9 +179,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
         options.device,
     )
     gpu, geometry = _arena(options, server)
-    context = min(options.context or server.model.context_len, server.model.context_len)
-    if context < 1:
-        raise ValueError(f"--context {options.context}: must be at least 1 token")
+    context = options.context or server.model.context_len
+    if not 1 <= context <= server.model.context_len or options.context == 0:
+        raise ValueError(
+            f"--context {options.context}: must be 1 to {server.model.context_len}, "
+            "which the model was made for"
+        )
     traffic = Traffic.of(options)
     fits = Fits.of(
         geometry,
@@ -291,7 +294,11 @@ def _warnings(
         )
     if layout.tp > 8:
         found.append(f"{layout.tp} GPUs are more than one machine: see launch/two_nodes.sh")
-    for flag, value in (("--attn-dp-size", layout.dp), ("--dcp-size", layout.dcp)):
-        if value > 1:
+    for flag, value in (
+        ("--attn-dp-size", layout.dp),
+        ("--dcp-size", layout.dcp),
+        ("--page-size", server.page_size),
+    ):
+        if value > 1:  # resolution.refuse_unsupported; a test holds the two together
             found.append(f"these figures hold, but `serve` refuses {flag} {value}: not run yet")
     return found

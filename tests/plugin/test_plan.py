@@ -15,12 +15,13 @@ from sglang.srt.mem_cache.unified_memory_pool import MLASubPoolSpec
 from sglang.srt.runtime_context import get_parallel, get_schedule, reset_context
 
 from mempool import Geometry
-from sgl_kimi_k3 import cli
+from sgl_kimi_k3 import cli, resolution
 from sgl_kimi_k3.demo import checkpoint
 from sgl_kimi_k3.plan.capacity import Fits, GpuMemory, IntervalCost, Server
 from sgl_kimi_k3.plan.command import configure, plan_of, size
 from sgl_kimi_k3.plan.model import Layout, Model, Weights
 from sgl_kimi_k3.plan.traffic import Profile
+from tests.plugin.test_cli import View
 from tests.plugin.world import publish_args
 
 K3 = Path(__file__).parents[2] / "launch/kimi_k3.config.json"
@@ -235,6 +236,24 @@ def test_the_simulated_ceiling_is_the_profiles():
     assert 0.5 * found.ceiling < found.hit_rate <= found.ceiling
 
 
+@pytest.mark.parametrize(
+    ("flag", "attribute", "words"),
+    [
+        ("--attn-dp-size 2", "attn_dp_size", ("--dp-attention", "2")),
+        ("--dcp-size 8", "dcp_size", ("--dcp", "8")),
+        ("--page-size 64", "page_size", ("--page-size", "64")),
+    ],
+)
+def test_what_serve_refuses_is_said(flag, attribute, words):
+    plan = planned("--gpu-memory", "268g", "--tp", "8", *words)
+    assert any(flag in warning and "refuses" in warning for warning in plan.warnings)
+    assert flag in shlex.join(plan.command)
+    view = View()
+    setattr(view, attribute, int(words[1]))
+    with pytest.raises(ValueError, match=flag.split()[0]):
+        resolution.refuse_unsupported(view)
+
+
 def test_json_and_table_tell_the_same(capsys):
     words = [str(K3), "--gpu-memory", "268g", "--tp", "8", "--no-simulation"]
     assert cli.main(["plan", *words, "--json"]) == 0
@@ -261,6 +280,9 @@ def test_json_and_table_tell_the_same(capsys):
          ("KIMI_K3_INTERVAL=100", "64 and 128")),
         (["--gpu-memory", "268g", "--tp", "8", "--shared-prefix", "12000"],
          ("--shared-prefix 12000", "--prompt-tokens 12000")),
+        (["--gpu-memory", "268g", "--tp", "8", "--context", "2000000"],
+         ("--context 2000000", "1048576")),
+        (["--gpu-memory", "268g", "--tp", "8", "--context", "0"], ("--context 0", "1048576")),
         (["--gpu-memory", "268g", "--max-total-tokens", "9"], ("drop", "--gpu-memory")),
         ([], ("--gpu-memory", "nvidia-smi")),
         (["--max-total-tokens", "9", "--max-mamba-cache-size", "2"],
