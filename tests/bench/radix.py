@@ -1,16 +1,19 @@
 """The tree beside SGLang 0.5.23's own: `python -m tests.bench.radix [--json F]`.
 
-Both get the same prompts as SGLang's scheduler hands them over, `array('q')` of token ids and an
-int32 row of KV ids, at pages of one token, in one process with one thread, interleaved, timed in
-CPU seconds of the process. Every figure is the median of its repeats. Trees are compared, not
-allocators (`tests.bench.pool` does that): ids that a tree frees return to their pool after the
-clock has stopped, SGLang's to nowhere. What that takes ours is in `pool_us`.
+Both get the same prompts as SGLang's scheduler hands them over, `array('q')` of token ids, and a
+row of KV ids as each keeps it (SGLang int32 on the device, ours int64 on the host), at pages of
+one token, in one process with one thread, interleaved, timed in CPU seconds of the process. Every
+figure is the median of its repeats. Trees are compared, not allocators (`tests.bench.pool` does
+that): ids that a tree frees return to their pool after the clock has stopped, SGLang's to nowhere.
+What that takes ours is in `pool_us`.
 
     cycle  a new prompt of so many tokens: match (a miss behind the shared prefix), commit with a
            state at its end, evict as many tokens of others
     match  the same prompt again with one more token: all is known, as one edge
     turn   a conversation of so many tokens in turns of 1,024, each with its state, goes on by one
            turn: match and commit
+    admit  what our adapter computes on the host per request: key conversion (twice), look-up,
+           message boundaries, stops
 
 A match is what admission does: key conversion, look-up, pin (SGLang: look-up, lock). A commit
 takes the key and the row as SGLang's scheduler holds them. The tree holds 10,000 leaves of 1,024
@@ -25,6 +28,7 @@ import statistics
 import subprocess
 import sys
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
 
@@ -33,13 +37,12 @@ import torch
 
 from mempool import Geometry, Pool
 from radix import CacheConfig, Costs, Kind, PrefixCache
+from sgl_kimi_k3.boundaries import BoundaryRule
 from sgl_kimi_k3.keys import tokens_of
-from sgl_kimi_k3.pool_adapter import to_ids
 from tests.bench.radix_peer import Peer
 
 SIZES = (1_024, 16_384, 131_072, 1_048_576)
 NODES, LEAF, SHARED, TURN = 10_000, 1_024, 256, 1_024
-REPEATS = {1_024: 41, 16_384: 21, 131_072: 11, 1_048_576: 5}
 TURN_REPEATS, OTHERS = 9, 140
 TOKEN_BYTES = 64  # a state counts as one token, so that both trees evict by tokens alone
 
@@ -81,8 +84,8 @@ class Shelf:
 class Ours:
     """`PrefixCache` over `Pool` under the peer's verbs."""
 
-    def __init__(self) -> None:
-        tokens = NODES * (LEAF + 1) + sum(2 * n * REPEATS[n] for n in SIZES)  # and to spare
+    def __init__(self, sizes: Sequence[int], nodes: int) -> None:
+        tokens = nodes * (LEAF + 1) + sum(2 * n * repeats(n) for n in sizes)  # and to spare
         self.shelf = Shelf(
             Geometry(
                 total_bytes=tokens * TOKEN_BYTES,
@@ -99,11 +102,11 @@ class Ours:
         )
         self.cache = PrefixCache(self.shelf, config)
 
-    def row(self, tokens: int) -> torch.Tensor:
-        """What a request's row of token ids holds: ids of the pool."""
-        grant = self.pool.alloc(0, tokens)
+    def row(self, hit: int, tokens: int) -> np.ndarray:
+        """The ids of a request's row, from the pool beyond what it resumed from."""
+        grant = self.pool.alloc(0, tokens - hit)
         assert grant is not None
-        return torch.from_numpy(grant.blocks.astype(np.int32))
+        return np.concatenate((np.zeros(hit, dtype=np.int64), grant.blocks))
 
     def match(self, tokens: array):
         """As admission does: look up, pin, mark what is consumed."""
@@ -111,14 +114,14 @@ class Ours:
         self.cache.touch(pin)
         return pin.depth, pin
 
-    def commit(self, held, tokens: array, row: torch.Tensor, depths: list[int]) -> None:
+    def commit(self, held, tokens: array, row: np.ndarray, depths: list[int]) -> None:
         """As a request's end does, with states at `depths`."""
         start, pin = held
         slots = self.pool.alloc(len(depths), 0).states
         kinds = (Kind.JUNCTION if depth == SHARED else Kind.TURN_END for depth in depths)
         offers = list(zip(depths, slots.tolist(), kinds, strict=True))
-        mine = to_ids(row[start : depths[-1]])
         key = tokens_of(tokens)[: depths[-1]]
+        mine = row[start : depths[-1]]
         self.cache.commit(pin, key, None, mine, offers, finished=True)
 
     def evict(self, tokens: int) -> None:
@@ -136,6 +139,19 @@ class Ours:
     def states(self) -> int:
         """States held."""
         return self.cache.states
+
+
+class Messages:
+    """Stands in for a tokenizer: every header is a user's."""
+
+    unk_token_id = None
+    ids = {"<|open|>": 1, "<|sep|>": 2, "<|end_of_msg|>": 3}  # noqa: RUF012
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        return self.ids[token]
+
+    def decode(self, ids: list[int]) -> str:
+        return f'message role="user" {len(ids)}'
 
 
 class Prompts:
@@ -158,7 +174,7 @@ class Prompts:
 def run(side, prompt: array, depths: list[int]) -> tuple[float, float, int]:
     """One request, with states left at `depths`; seconds of match and commit, and what it hit."""
     (hit, held), matching = timed(side.match, prompt)
-    row = torch.cat((torch.zeros(hit, dtype=torch.int32), side.row(len(prompt) - hit)))
+    row = side.row(hit, len(prompt))
     _, committing = timed(side.commit, (hit, held), prompt, row, depths)
     return matching, committing, hit
 
@@ -192,7 +208,7 @@ class Samples:
 def cycles(sides, prompts: Prompts, tokens: int) -> Samples:
     """New prompts of so many tokens come, are looked up again, and others make room for them."""
     samples = Samples()
-    for _ in range(REPEATS[tokens]):
+    for _ in range(repeats(tokens)):
         prompt = prompts.new(tokens)
         again = prompts.grown(prompt, 1)
         for index, side in enumerate(sides):
@@ -231,38 +247,75 @@ def turns(sides, prompts: Prompts, tokens: int) -> Samples:
     return samples
 
 
-def refill(sides, prompts: Prompts) -> None:
+def admission(ours: Ours, prompts: Prompts, tokens: int) -> dict:
+    """What a known prompt of so many tokens, a message every 512, costs before it is scheduled."""
+    prompt = prompts.new(tokens)
+    prompt[511::512] = array("q", [Messages.ids["<|end_of_msg|>"]]) * (tokens // 512)
+    prompt[512::512] = array("q", [Messages.ids["<|open|>"]]) * len(prompt[512::512])
+    run(ours, prompt, [tokens])
+    ours.settle()
+    rule = BoundaryRule.of(Messages())
+    again = prompts.grown(prompt, 1)
+    spent: dict[str, list[float]] = {}
+    for _ in range(repeats(tokens)):
+        key, spent_key = timed(tokens_of, again)
+        match, spent_match = timed(ours.cache.match, key, None)
+        boundaries, spent_boundaries = timed(rule.boundaries, key)
+        _, spent_stops = timed(
+            lambda match=match, boundaries=boundaries: ours.cache.stops(
+                match, start=0, prompt_len=tokens, boundaries=boundaries
+            )
+        )
+        for part, seconds in (
+            ("keys", 2 * spent_key),
+            ("match", spent_match),
+            ("boundaries", spent_boundaries),
+            ("stops", spent_stops),
+        ):
+            spent.setdefault(part, []).append(seconds)
+    ours.evict(tokens)
+    ours.settle()
+    parts = {part: round(1e6 * statistics.median(times), 1) for part, times in spent.items()}
+    return {"tokens": tokens, "ours_us": round(sum(parts.values()), 1), "ours": parts}
+
+
+def refill(sides, prompts: Prompts, nodes: int) -> None:
     """Leaves up to the number the figures are for."""
     for side in sides:
-        while side.states() < NODES:
+        while side.states() < nodes:
             run(side, prompts.new(SHARED + LEAF), [SHARED + LEAF])
             side.settle()
 
 
-def measure() -> dict:
+def repeats(tokens: int) -> int:
+    """More of what is short."""
+    return max(5, 41 // max(1, tokens // 8_192 + 1))
+
+
+def measure(sizes: Sequence[int] = SIZES, nodes: int = NODES) -> dict:
     """Every figure."""
     torch.set_num_threads(1)
     prompts = Prompts()
-    sides = Ours(), Peer()
-    figures: dict[str, list] = {"cycle": [], "match": [], "turn": []}
+    sides = Ours(sizes, nodes), Peer()
+    figures: dict[str, list] = {"cycle": [], "match": [], "turn": [], "admit": []}
     with torch.inference_mode():
         for side in sides:
             run(side, prompts.new(2 * SHARED), [SHARED, 2 * SHARED])
             side.settle()
-        refill(sides, prompts)
-        gc.collect()
-        gc.freeze()  # or collections walk the million objects that importing SGLang leaves
-        for tokens in SIZES:
+        refill(sides, prompts, nodes)
+        for tokens in sizes:
             samples = cycles(sides, prompts, tokens)
             row = samples.row(tokens, "match", "commit", "evict")
             pool = 1e6 * statistics.median(samples.seconds["pool"][0])
             figures["cycle"].append(row | {"pool_us": round(pool, 1)})
             figures["match"].append(samples.row(tokens, "known"))
-            refill(sides, prompts)
-        for tokens in SIZES:
+            refill(sides, prompts, nodes)
+        for tokens in sizes:
+            figures["admit"].append(admission(sides[0], prompts, tokens))
+        for tokens in sizes:
             figures["turn"].append(turns(sides, prompts, tokens).row(tokens, "match", "commit"))
     assert sides[0].cache.violations() == []
-    return figures | {"sglang_core": sides[1].core, "nodes": NODES, **environment()}
+    return figures | {"sglang_core": sides[1].core, "nodes": nodes, **environment()}
 
 
 def environment() -> dict[str, str]:
@@ -294,6 +347,8 @@ def show(figures: dict) -> None:
                 f"{name:6}{row['tokens']:>10,} tokens  ours {row['ours_us']:>10,.0f} us  "
                 f"SGLang {row['sglang_us']:>10,.0f} us  ratio {row['ratio']:.2f}  {parts or ''}"
             )
+    for row in figures["admit"]:
+        print(f"admit {row['tokens']:>10,} tokens  ours {row['ours_us']:>10,.0f} us  {row['ours']}")
     for name in ("sglang_core", "machine", "commit", "command"):
         print(f"{name}: {figures[name]}")
 
@@ -302,6 +357,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures there as well")
     path = parser.parse_args().json
+    gc.collect()
+    gc.freeze()  # or collections walk the million objects that importing SGLang leaves
     figures = measure()
     show(figures)
     if path:

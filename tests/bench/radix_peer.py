@@ -28,8 +28,9 @@ class Peer:
             sink.free = nowhere
         self.next_state = 0
 
-    def row(self, tokens: int) -> torch.Tensor:
+    def row(self, hit: int, tokens: int) -> torch.Tensor:
         """What a request's row of token ids holds."""
+        del hit
         return torch.arange(1, tokens + 1, dtype=torch.int32)
 
     def match(self, tokens: array):
