@@ -102,6 +102,7 @@ if ((keep)) && ((status == 0)); then
   printf '  %s\n' \
     "see it in a browser   $venv/bin/sgl-kimi-k3 dashboard --server $url" \
     "or in this terminal   $venv/bin/sgl-kimi-k3 top --server $url" \
+    "play the chat again   $venv/bin/python -m sgl_kimi_k3.demo.chat --base-url $url" \
     "stop it               kill -- -$server"
   server=
 fi
