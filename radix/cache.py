@@ -335,7 +335,8 @@ class PrefixCache:
         check_tokens(tokens)
         self.pins.check(pin)
         check_commit(pin, tokens, namespace, block_ids, offers, size)
-        walk = self._tree.walk(self.roots[namespace], tokens)
+        root = self.roots[namespace]
+        walk = self._tree.walk(root, tokens)
         if pin.depth and all(node is not pin.node for node in walk.path):
             raise ValueError(f"the pin at {pin.depth} is not on the way of these tokens")
         held = {node.end for node in walk.path if node.checkpoint is not None}
@@ -349,7 +350,10 @@ class PrefixCache:
             self._tree.ensure(pin.node, tokens, last * size), block_ids, pin.depth
         )
         spare = [offer.tail for offer in already if offer.tail is not None]
-        spare += [tail for offer in taken for tail in self._place(pin, tokens, offer)]
+        at = pin.node
+        for offer in taken:
+            at = self._tree.ensure(at if at.end <= offer.depth else root, tokens, offer.depth)
+            spare += self._place(at, pin, offer)
         end = self._tree.ensure(pin.node, tokens, kept)
         for node in fresh:
             self._tree.compress(node)
@@ -370,11 +374,9 @@ class PrefixCache:
         slots = tuple(offer.slot for offer in already)
         return Commit(moved, kept, duplicates, blocks, slots, tuple(spare))
 
-    def _place(self, pin: Pin, tokens: TokenArray, offer: Offer) -> list[int]:
-        """Put an offered state into the tree; its tail if that is not needed."""
+    def _place(self, node: Node, pin: Pin, offer: Offer) -> list[int]:
+        """Put an offered state where `node` ends; its tail if that is not needed."""
         depth, slot, kind, tail = offer
-        start = pin.node if depth >= pin.depth else self.roots[pin.namespace]
-        node = self._tree.ensure(start, tokens, depth)
         unused = [] if tail is None else [tail]
         if unused and not node.resident:
             self._tree.adopt(node, np.array(unused, dtype=np.int64), depth)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from radix.values import Kind, Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from radix.values import CacheConfig, Match
 
 _GROWTH = 16  # opportunistic gaps double after this many, so a gap is at most 1/8 of its depth
+_DENSE_SHARE = 4  # dense states take at most one part in so many of the free memory,
+_DENSE_MOST = 256  # and no more than this, which bounds what a prompt costs the tree
 
 
 def grid_depths(step: int, start: int, end: int) -> range:
@@ -41,6 +43,21 @@ def opportunistic_depths(step: int, start: int, end: int) -> list[int]:
     return depths
 
 
+def _opportunistic_choices(
+    config: CacheConfig, start: int, end: int
+) -> Iterator[Sequence[int]]:
+    """Sets of opportunistic depths, the most wanted first; each about half the one before."""
+    step = config.opportunistic
+    if step and config.dense:
+        step = config.dense
+        depths = grid_depths(step, start, end)
+        if len(depths) <= _DENSE_MOST:
+            yield depths
+    while step and step < end:
+        yield opportunistic_depths(step, start, end)
+        step *= 2
+
+
 def plan_stops(
     config: CacheConfig,
     match: Match,
@@ -57,7 +74,8 @@ def plan_stops(
     needs a second way on: a prompt that just goes on where a known one ended shares nothing that
     its own end will not cover; one that is known to its end may come a third time. `spare(n)`
     says whether memory for n states is free; if not, every other opportunistic one is given up
-    until it is.
+    until it is.  Where they cost no cut (`config.dense`), they first stand on every `dense` tokens,
+    so that the second prompt with any shared prefix resumes within that distance of its end.
     """
     end = prompt_len
     if end <= start:
@@ -70,11 +88,10 @@ def plan_stops(
     if proven and match.junction is not None and start < match.junction < end:
         kinds[match.junction] = Kind.JUNCTION
     kinds[end] = Kind.PROMPT_END
-    step = config.opportunistic
-    while step and step < end:
-        extra = [d for d in opportunistic_depths(step, start, end) if d not in kinds]
-        if spare(len(kinds) + len(extra)):
+    share = _DENSE_SHARE if config.dense else 1
+    for depths in _opportunistic_choices(config, start, end):
+        extra = [depth for depth in depths if depth not in kinds]
+        if spare(share * (len(kinds) + len(extra))):
             kinds.update(dict.fromkeys(extra, Kind.OPPORTUNISTIC))
             break
-        step *= 2
     return tuple(Stop(depth, kinds[depth]) for depth in sorted(kinds))

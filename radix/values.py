@@ -62,12 +62,15 @@ class CacheConfig:
     `interval` and `opportunistic` of 0 switch those checkpoints off. `ghost_tokens` bounds the
     tokens remembered without bytes. Opportunistic checkpoints are planned only while the pool
     could still serve `reserve_states` and `reserve_blocks` more without an eviction.
+    `dense` is for kernels that write states inside a pass: extra ones cost memory but no cut, so
+    they stand every `dense` tokens where that is little beside what is free; 0: each costs a cut.
     """
 
     block_size: int
     grid: int
     interval: int = 32_768
     opportunistic: int = 0
+    dense: int = 0
     ghost_tokens: int = 4_194_304
     reserve_states: int = 1
     reserve_blocks: int = 0
@@ -81,7 +84,8 @@ class CacheConfig:
             raise ValueError(
                 f"grid {self.grid} must be a multiple of block_size {self.block_size}, try {near}"
             )
-        for name, value in (("interval", self.interval), ("opportunistic", self.opportunistic)):
+        for name in ("interval", "opportunistic", "dense"):
+            value = getattr(self, name)
             if value < 0 or value % self.grid:
                 near = max(1, round(value / self.grid)) * self.grid
                 raise ValueError(

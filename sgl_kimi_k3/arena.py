@@ -129,6 +129,10 @@ class Arena:
         """Give ids back; each must be live and named once."""
         self.pool.free(states, blocks)
 
+    def state_indices(self, ids: Sequence[int]) -> list[int]:
+        """Where states are now: physical indices, right for what is enqueued next."""
+        return self.pool.states.index_of(np.array(ids, dtype=np.int64)).tolist()
+
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy states, all layers, from the first id of each pair to the second."""
         indices = self.pool.states.index_of(np.array(pairs, dtype=np.int64))

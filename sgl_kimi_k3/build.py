@@ -9,6 +9,7 @@ from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.runtime_context import mamba_cache_chunk_size
 
+from sgl_kimi_k3 import hooks
 from sgl_kimi_k3.boundaries import BoundaryRule
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.compat import IncompatibleError
@@ -56,6 +57,8 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
     trace = TraceWriter(options.trace, options.grid) if _records(context, options) else None
     logger.info("kimi_k3 cache: %s; message boundaries %s", options, "on" if rule else "off")
     kernel_chunk = _kernel_chunk(allocator, context.server_args)
+    if kernel_chunk:
+        hooks.apply(hooks.PASS_HOOKS)
     return KimiK3Cache(params, options, rule=rule, kernel_chunk=kernel_chunk, trace=trace)
 
 
@@ -75,11 +78,7 @@ def _check_model(architectures: list[str]) -> None:
 
 
 def _kernel_chunk(allocator: ArenaAllocator, server_args: Any) -> int:
-    """Chunk of the KDA prefill kernel if it writes a state inside a forward in fp32, else 0.
-
-    `kda_backend.py` asks the kernel for `supports_track_state_snapshot`; of 0.5.23's kernels the
-    Triton one always does.
-    """
+    """Chunk of the KDA prefill kernel if ours can stand in for its walk (`state_pass`), else 0."""
     view = resolving_view(server_args)
     kernel = view.linear_attn_prefill_backend or view.linear_attn_backend
     on_gpu = allocator.device.type == "cuda"

@@ -6,10 +6,9 @@ What a request owns, as regions of its row (positions are tokens):
     [cache_protected_len, allocated)  the request's own until a commit publishes it
     mamba_pool_idx                    the request's live state, after the last computed token
 
-States are captured by cutting prefill chunks at the stops (`scheduler.StopAwareAdder`): when the
-forward of a chunk that ends on a stop is done, the live state *is* the state at the stop.  The copy
-is enqueued right behind that forward, so it is exact although the next step may already be launched
-when the result is processed.  At the end the live state itself is given to the tree.
+How states get into slots is `capture`'s business.  Everything is enqueued with or right behind the
+forward that leaves the state, so it is exact although the next step may already be launched when
+the result is processed.  At the end the live state itself is given to the tree.
 """
 
 from __future__ import annotations
@@ -94,6 +93,7 @@ class KimiK3Cache(BasePrefixCache):
                 grid=options.grid,
                 interval=options.interval,
                 opportunistic=options.opportunistic,
+                dense=options.grid if kernel_chunk else 0,
                 ghost_tokens=options.ghost_tokens,
                 reserve_states=RESERVED_STATES,
                 reserve_blocks=geometry.max_blocks // RESERVED_SHARE,
@@ -110,6 +110,7 @@ class KimiK3Cache(BasePrefixCache):
             rule=rule,
             kernel_chunk=kernel_chunk,
             grid=options.grid,
+            step_blocks=self.req_to_token_pool.size,
             flush_held_frees=self.token_to_kv_pool_allocator.flush_held_frees,
         )
         if params.enable_metrics:

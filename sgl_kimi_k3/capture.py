@@ -2,10 +2,11 @@
 
 A request's stops are planned at admission.  A state at a stop is captured in one of two ways:
 
-- at the end of a chunk: the chunk is cut there, and the live state is copied right behind the
-  forward, on its stream;
-- inside a chunk: the KDA kernel itself writes one state per request and forward, at a multiple of
-  its own chunk from where the forward starts (SGLang's track fields, `inside`).  It costs no cut.
+- inside a pass: the KDA kernel writes any number of states per request and forward, at multiples of
+  its own chunk from where the forward starts (`state_pass`).  A stop in between is moved up to the
+  next such place; nothing is cut.
+- at the end of a chunk, where no kernel can do that: the chunk is cut there, and the live state is
+  copied right behind the forward, on its stream.  So is the state at the very end of a prompt.
 
 A captured slot is the request's until a commit publishes it.
 """
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from sgl_kimi_k3.boundaries import BoundaryRule
 
 
+_FIRST = (Kind.PROMPT_END, Kind.JUNCTION, Kind.BOUNDARY, Kind.INTERVAL)
+
+
 @dataclass(frozen=True, slots=True)
 class Capture:
     """A state slot that the launched chunk fills."""
@@ -41,14 +45,6 @@ class Capture:
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """A state that the kernel writes inside a chunk: at `depth`, into `slot`."""
-
-    depth: int
-    slot: int
-
-
 class Captures:
     """Plans stops, and takes and holds the slots of running requests.
 
@@ -56,9 +52,10 @@ class Captures:
         cache: the tree, for stops and for room.
         arena: where slots come from.
         rule: message ends, or None.
-        kernel_chunk: the KDA kernel's chunk if it can write a state inside one, else 0.
+        kernel_chunk: the KDA kernel's chunk if it writes states inside a pass, else 0.
         grid: smallest gain, in tokens, worth waiting for another request's state.
-        make_room: frees states the scheduler still holds in a free group.
+        step_blocks: blocks that one decode step of all requests may need.
+        flush_held_frees: frees states the scheduler still holds in a free group.
     """
 
     def __init__(  # documented on the class
@@ -69,6 +66,7 @@ class Captures:
         rule: BoundaryRule | None,
         kernel_chunk: int,
         grid: int,
+        step_blocks: int,
         flush_held_frees: Callable[[], None],
     ) -> None:
         self._cache = cache
@@ -76,7 +74,9 @@ class Captures:
         self._rule = rule
         self.kernel_chunk = kernel_chunk
         self._grid = grid
+        self._step_blocks = step_blocks
         self._flush_held_frees = flush_held_frees
+        self.uncommitted: list[Req] = []  # requests that hold captures, oldest first
 
     # -- planning --
 
@@ -94,33 +94,37 @@ class Captures:
     def next_cut(self, req: Req, *, limit: int, only_firm: bool) -> int | None:
         """First depth in (prefix_len, limit) at which the coming chunk of `req` must end.
 
-        `only_firm` leaves out the opportunistic ones.  A single firm stop that the kernel can
-        write inside the chunk needs no cut.
+        `only_firm` leaves out the opportunistic ones.  None where states are written inside a pass.
         """
-        stops: dict[int, Kind] = req.kimi_k3_stops
-        firm = sorted(
-            depth
-            for depth, kind in stops.items()
-            if req.prefix_len < depth < limit and kind is not Kind.OPPORTUNISTIC
+        if self.kernel_chunk:
+            return None
+        return min(
+            (
+                depth
+                for depth, kind in req.kimi_k3_stops.items()
+                if req.prefix_len < depth < limit
+                and not (only_firm and kind is Kind.OPPORTUNISTIC)
+            ),
+            default=None,
         )
-        if len(firm) == 1 and self._reachable_inside(req, firm[0]):
-            firm = []
-        optional = () if only_firm else (d for d in stops if req.prefix_len < d < limit)
-        loose = (d for d in optional if stops[d] is Kind.OPPORTUNISTIC)
-        return min([*firm, *loose], default=None)
 
     def worth_waiting(self, leader: Req, req: Req) -> bool:
-        """Whether `leader`, whose prefill is unfinished, will leave a state that `req` can resume.
+        """Whether `leader` is about to leave a state that `req` can resume.
 
-        True if one of its coming stops lies on the prefix both share and saves `req` a grid step.
+        True if one of the states it holds or plans lies on the prefix both share and saves `req` a
+        grid step.
         """
-        stops = [depth for depth in leader.kimi_k3_stops if depth > leader.prefix_len]
-        if not stops or namespace_of(leader) != namespace_of(req):
+        depths = [capture.depth for capture in self._held(leader)]
+        depths += [depth for depth in leader.kimi_k3_stops if depth > leader.prefix_len]
+        if not depths or namespace_of(leader) != namespace_of(req):
             return False
         ours, theirs = req.full_untruncated_fill_ids, leader.full_untruncated_fill_ids
-        limit = min(len(ours) - 1, len(theirs), max(stops))
+        near = slice(req.prefix_len, req.prefix_len + self._grid)
+        if ours[near] != theirs[near]:
+            return False  # the usual case, for little
+        limit = min(len(ours) - 1, len(theirs), max(depths))
         shared = common_len(tokens_of(ours[:limit]), tokens_of(theirs[:limit]))
-        gain = max((depth for depth in stops if depth <= shared), default=0) - req.prefix_len
+        gain = max((depth for depth in depths if depth <= shared), default=0) - req.prefix_len
         return gain >= self._grid
 
     # -- taking slots, before the forward is launched --
@@ -128,69 +132,85 @@ class Captures:
     def at_end(self, req: Req) -> tuple[int, int] | None:
         """If the chunk ends on a stop: (live state, slot to copy it to behind the forward).
 
-        Best effort: without memory the chunk runs all the same and nothing is kept.
+        Best effort: without memory the chunk runs all the same and nothing is kept.  A prompt's end
+        that the kernel can write is left to it, a step earlier: from there the same prompt can be
+        resumed too.
         """
         kind: Kind | None = req.kimi_k3_stops.get(req.extend_end)
-        slot = None if kind is None else self._take_slot(req, req.extend_end, kind)
-        return None if slot is None else (self._arena.slots.read_one(req.kv.mamba_pool_idx), slot)
+        if kind is None or (self.kernel_chunk and kind is Kind.PROMPT_END):
+            return None
+        taken = self._take(req, [(req.extend_end, kind)])
+        return (self._arena.slots.read_one(req.kv.mamba_pool_idx), taken[0].slot) if taken else None
 
-    def inside(self, req: Req) -> Inside | None:
-        """The one state the kernel shall write inside the chunk, if any.
-
-        The deepest firm stop it can reach.  Else, in a prompt's last chunk, the deepest depth from
-        which the same prompt can be resumed again; before it, an opportunistic stop; both only
-        while memory is free.
-        """
+    def inside(self, req: Req) -> list[Capture]:
+        """The states the kernel shall write inside the chunk.  Optional ones never evict."""
         if not self.kernel_chunk:
-            return None
-        stops: dict[int, Kind] = req.kimi_k3_stops
-        planned = {
-            depth: kind
-            for depth, kind in stops.items()
-            if req.prefix_len < depth < req.extend_end and self._reachable_inside(req, depth)
-        }
-        firm = [depth for depth, kind in planned.items() if kind is not Kind.OPPORTUNISTIC]
-        if firm:
-            depth = max(firm)
-        elif req.extend_end == len(req.full_untruncated_fill_ids):
-            steps = (req.extend_end - 1 - req.prefix_len) // self.kernel_chunk
-            depth = req.prefix_len + steps * self.kernel_chunk
-        else:
-            depth = max(planned, default=req.prefix_len)
-        kind = planned.get(depth, Kind.OPPORTUNISTIC)
-        if depth == req.prefix_len or depth in self._held_depths(req):
-            return None
-        if not firm and not self._arena.fits(OPTIONAL_RESERVE_STATES, 0):
-            return None
-        slot = self._take_slot(req, depth, kind)
-        return None if slot is None else Inside(depth, slot)
+            return []
+        places = self._places(req, req.prefix_len, req.extend_end)
+        for capture in self._held(req):
+            places.pop(capture.depth, None)
+        firm = [one for one in places.items() if one[1] is not Kind.OPPORTUNISTIC]
+        optional = [one for one in places.items() if one[1] is Kind.OPPORTUNISTIC]
+        # Short of memory the prompt's end is worth most, a state on the grid least.
+        firm.sort(key=lambda one: (_FIRST.index(one[1]), -one[0]))
+        return self._take(req, firm) + self._take(req, optional)
+
+    def _places(self, req: Req, start: int, end: int) -> dict[int, Kind]:
+        """Where the kernel can write in a chunk [start, end), and the strongest reason to."""
+        places: dict[int, Kind] = {}
+        for depth, kind in req.kimi_k3_stops.items():
+            inner = min(depth, end - 1) if kind is Kind.PROMPT_END else depth
+            place = inner - (inner - start) % self.kernel_chunk
+            if start < place < end and depth <= end:
+                known = places.get(place, Kind.OPPORTUNISTIC)
+                places[place] = kind if known is Kind.OPPORTUNISTIC else known
+        return places
 
     @staticmethod
-    def _held_depths(req: Req) -> list[int]:
-        return [capture.depth for capture in req.__dict__.get("kimi_k3_captures", ())]
+    def _held(req: Req) -> list[Capture]:
+        return req.__dict__.get("kimi_k3_captures", [])
 
-    def _reachable_inside(self, req: Req, depth: int) -> bool:
-        return bool(self.kernel_chunk) and (depth - req.prefix_len) % self.kernel_chunk == 0
-
-    def _take_slot(self, req: Req, depth: int, kind: Kind) -> int | None:
-        """A slot for a state at `depth`; an opportunistic state never evicts anything."""
+    def _take(self, req: Req, wanted: list[tuple[int, Kind]]) -> list[Capture]:
+        """Slots for states at these depths, all optional or none of them; the first come first."""
+        if not wanted:
+            return []
         self._flush_held_frees()
-        optional = kind is Kind.OPPORTUNISTIC
-        grant = self._arena.alloc(1, 0) if optional else self._cache.acquire(1, 0)
-        if grant is None:
+        slots: list[int] = []
+        if all(kind is Kind.OPPORTUNISTIC for _, kind in wanted):
+            slots += self._spare_slots(len(wanted))
+        else:
+            # A commit makes these evictable; until then the next step of every request must fit.
+            while len(slots) < len(wanted) and self._cache.fits(1, self._step_blocks):
+                grant = self._cache.acquire(1, 0)
+                assert grant is not None, "the cache refused what it said would fit"
+                slots += grant.states.tolist()
+        taken = [Capture(depth, slot, kind) for (depth, kind), slot in zip(wanted, slots)]
+        for depth, kind in wanted[len(taken) :]:
             self._cache.counters.skipped[kind] += 1
             req.__dict__.setdefault("kimi_k3_refused", []).append(depth)
-            return None
-        slot = int(grant.states[0])
-        held = req.__dict__.setdefault("kimi_k3_captures", [])
-        held.append(Capture(depth, slot, kind))
-        return slot
+        if taken:
+            held = req.__dict__.setdefault("kimi_k3_captures", [])
+            if not held:
+                self.uncommitted.append(req)
+            held += taken
+        return taken
+
+    def _spare_slots(self, count: int) -> list[int]:
+        """All or nothing, evicting nothing, while some states stay free."""
+        if not self._arena.fits(count + OPTIONAL_RESERVE_STATES, 0):
+            return []
+        grant = self._arena.alloc(count, 0)
+        assert grant is not None, ("the pool refused what it said would fit", count)
+        return grant.states.tolist()
 
     # -- giving them on or back --
 
     def collect(self, req: Req) -> list[Capture]:
         """Hand over what the request holds; it holds nothing afterwards."""
-        return req.__dict__.pop("kimi_k3_captures", [])
+        held = req.__dict__.pop("kimi_k3_captures", [])
+        if held:
+            self.uncommitted = [other for other in self.uncommitted if other is not req]
+        return held
 
     @staticmethod
     def collect_refused(req: Req) -> list[int]:
@@ -208,26 +228,6 @@ class Captures:
             self._arena.free(ids, NO_IDS)
 
 
-# Free states that must remain before an unplanned opportunistic one is taken.
+# Free states that must remain before opportunistic ones are taken.
 OPTIONAL_RESERVE_STATES = 8
 
-
-def track(batch: Any, inside: list[Inside | None]) -> None:
-    """Fill SGLang's track fields of an extend batch, so that the KDA backend writes these states.
-
-    A position inside a chunk is named by `depth + 1`: the backend reads an aligned length as "the
-    final state" (`ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`, `_force_track_h`).
-    """
-    if not any(inside):
-        return
-    from mempool.storage import upload  # noqa: PLC0415  # the planner above needs no torch
-
-    device = batch.tree_cache.arena.device
-    mask = [one is not None for one in inside]
-    lengths = [0 if one is None else one.depth + 1 for one in inside]
-    slots = [0 if one is None else one.slot for one in inside]
-    batch.mamba_prefill_track_mask_cpu = mask
-    batch.mamba_track_seqlens_cpu = lengths
-    batch.mamba_track_indices = upload(np.array(slots, dtype=np.int64), device)
-    batch.mamba_track_mask = upload(np.array(mask), device)
-    batch.mamba_track_seqlens = upload(np.array(lengths, dtype=np.int64), device)

@@ -6,13 +6,14 @@ SGLang logs a hook that fails to apply and carries on with stock code, so the ca
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,21 @@ HOOKS = (
     ),
 )
 
+# Applied by the scheduler's cache factory, where the KDA prefill writes states inside a pass: their
+# targets take seconds to import and no other process needs them.
+PASS_HOOKS = (
+    Hook(
+        "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend.init_forward_metadata",
+        "sgl_kimi_k3.state_pass:metadata",
+        "the convolution's rows of any number of states, not one a request",
+    ),
+    Hook(
+        "sglang.kernels.ops.attention.fla.kda.chunk_gated_delta_rule_fwd_h",
+        "sgl_kimi_k3.state_pass:chunk_states",
+        "a prefill pass that writes any number of states",
+    ),
+)
+
 _MARK = "__sgl_kimi_k3_hook__"
 
 
@@ -92,6 +108,23 @@ def register() -> None:
 
     for hook in HOOKS:
         HookRegistry.register(hook.target, _lazy(hook.wrapper), HookType.AROUND)
+
+
+def apply(hooks: Iterable[Hook]) -> None:
+    """Wrap the targets at once, without SGLang's registry; idempotent."""
+    for hook in hooks:
+        original = pkgutil.resolve_name(hook.target)
+        if not _wrapped(original, hook):
+            owner, name = hook.target.rsplit(".", 1)
+            setattr(pkgutil.resolve_name(owner), name, _around(original, _lazy(hook.wrapper)))
+
+
+def _around(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    return wrapped
 
 
 def missing() -> list[str]:

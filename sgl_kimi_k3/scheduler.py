@@ -5,31 +5,36 @@ No tree access here; the cache adapter answers "where is this request's next sto
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.runtime_context import get_memory, get_schedule
 
-from sgl_kimi_k3.capture import track
 from sgl_kimi_k3.config import BACKEND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.schedule_policy import _PrefillAdmission
 
     from sgl_kimi_k3.cache_adapter import KimiK3Cache
+    from sgl_kimi_k3.capture import Capture
 
 
 class StopAwareAdder(PrefillAdder):
-    """Cuts a prefill at its next stop.
+    """Lets a prefill end where a state is kept, and its followers wait for that state.
 
-    SGLang tracks one request whose prefill is unfinished, the leader here.  While there is one,
-    a request that shares a prefix on which the leader will leave a state waits for it, so that a
-    burst with one new prefix computes it once; a request that needs a cut of its own waits as well,
-    except that opportunistic stops are skipped instead.
+    A request that shares a prefix on which another one is about to leave a state (planned in this
+    pass, or written by a forward whose result is not processed yet) waits for it, so that a burst
+    with one new prefix computes it once.
+
+    Where states are captured by cutting chunks, SGLang tracks one request whose prefill is
+    unfinished.  While there is one, a request that needs a cut of its own waits as well, except
+    that opportunistic stops are skipped instead.
     """
 
     tree_cache: KimiK3Cache
@@ -40,7 +45,8 @@ class StopAwareAdder(PrefillAdder):
         # kinds have been evicted.
         self.rem_mamba_slots = self.tree_cache.reclaimable_states()
         self.tree_cache.observer.stepped()
-        self._leader: Req | None = None  # the one request whose prefill stays unfinished
+        self._leaders: list[Req] = list(self.tree_cache.captures.uncommitted)
+        self._unfinished = False  # whether a prefill stays unfinished after this pass
 
     def _select_prefill_admission(
         self, req: Req, *, has_chunked_req: bool = False, **kwargs: Any
@@ -51,10 +57,10 @@ class StopAwareAdder(PrefillAdder):
         if isinstance(admission, AddReqResult):
             return admission
         captures = self.tree_cache.captures
-        if self._leader is not None and captures.worth_waiting(self._leader, req):
+        if any(captures.worth_waiting(leader, req) for leader in self._leaders):
             return AddReqResult.OTHER
         captures.plan(req)
-        occupied = has_chunked_req or self._leader is not None
+        occupied = has_chunked_req or self._unfinished
         if occupied and admission.is_chunked:
             return AddReqResult.OTHER
         end = admission.prefix_len + admission.extend_len
@@ -70,8 +76,9 @@ class StopAwareAdder(PrefillAdder):
     def _commit_prefill_admission(self, req: Req, *args: Any, **kwargs: Any) -> None:
         super()._commit_prefill_admission(req, *args, **kwargs)
         self.tree_cache.admitted(req)
+        self._leaders.append(req)
         if self.new_chunked_req is req:
-            self._lead(req)
+            self._hold_back(req)
 
     def add_chunked_req(self, req: Req) -> Req | None:
         """Continue the one unfinished prefill, up to its next stop."""
@@ -82,16 +89,17 @@ class StopAwareAdder(PrefillAdder):
             limit = self.chunked_req_limit
             self.chunked_req_limit = room if limit is None else min(limit, room)
         unfinished = super().add_chunked_req(req)
+        self._leaders.append(req)
         if unfinished is not None:
-            self._lead(unfinished)
+            self._hold_back(unfinished)
         return unfinished
 
-    def _lead(self, req: Req) -> None:
+    def _hold_back(self, req: Req) -> None:
         """Note the unfinished prefill and leave room for the rest of its prompt.
 
         Requests admitted beside it must not take what its coming chunks need.
         """
-        self._leader = req
+        self._unfinished = True
         self.memory_budget.hold_back(len(req.full_untruncated_fill_ids) - req.extend_end)
 
 
@@ -111,23 +119,44 @@ def prepare_for_extend(original: Callable[..., None], batch: Any) -> None:
         captures = batch.tree_cache.captures
         pairs = [captures.at_end(req) for req in batch.reqs]
         batch.kimi_k3_copies = [pair for pair in pairs if pair is not None]
-        track(batch, [captures.inside(req) for req in batch.reqs])
+        batch.kimi_k3_inside = [captures.inside(req) for req in batch.reqs]
 
 
 def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND `TpModelWorker.forward_batch_generation`: copy states right behind the forward."""
-    result = original(worker, *args, **kwargs)
+    """AROUND `TpModelWorker.forward_batch_generation`: the states a prefill leaves.
+
+    Those inside are written by its kernels, those at a chunk's end copied right behind it.
+    """
     batch = args[0] if args else kwargs.get("batch")
     tree_cache = getattr(batch, "tree_cache", None)
+    pairs = getattr(batch, "kimi_k3_copies", None)
+    if pairs is None:
+        result = original(worker, *args, **kwargs)
+    else:
+        inside, batch.kimi_k3_copies, batch.kimi_k3_inside = batch.kimi_k3_inside, None, None
+        with writing_inside(batch, inside):
+            result = original(worker, *args, **kwargs)
+        if pairs:
+            tree_cache.arena.copy_states(pairs)
+        tree_cache.launched(batch.reqs)
     if is_ours(tree_cache):
         tree_cache.observer.stepped()
-    pairs = getattr(batch, "kimi_k3_copies", None)
-    if pairs:
-        batch.tree_cache.arena.copy_states(pairs)
-    if pairs is not None:
-        batch.kimi_k3_copies = None
-        batch.tree_cache.launched(batch.reqs)
     return result
+
+
+def writing_inside(batch: Any, inside: list[list[Capture]]) -> AbstractContextManager[None]:
+    """Have the KDA prefill write these states, by request of the batch."""
+    if not any(inside):
+        return nullcontext()
+    from sgl_kimi_k3.state_pass import Plan, writing  # noqa: PLC0415  # Triton: where a GPU is
+
+    arena, chunk = batch.tree_cache.arena, batch.tree_cache.captures.kernel_chunk
+    wanted = [
+        (row, capture.depth - start, index)
+        for row, (start, held) in enumerate(zip(batch.prefix_lens, inside, strict=True))
+        for capture, index in zip(held, arena.state_indices([c.slot for c in held]), strict=True)
+    ]
+    return writing(Plan.of(batch.extend_lens, wanted, arena.device, chunk))
 
 
 def release_retracted(original: Callable[..., bool], *, req: Req, **kwargs: Any) -> bool:

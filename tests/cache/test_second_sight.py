@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from radix import Kind
 from tests.oracle.world import World
 
 
@@ -117,3 +118,17 @@ def test_limit_caps_the_resume_depth():
     assert [world.cache.match(tokens, None, limit=n).resume_len for n in (0, 3, 4, 8, 99)] == [
         0, 2, 4, 8, 8,
     ]  # fmt: skip
+
+
+def test_states_that_cost_no_cut_stand_on_every_grid_step():
+    """The second prompt resumes within a grid step of what it shares, wherever that ends."""
+    for shared in (97, 103):
+        world = World(block_size=1, grid=4, opportunistic=64, dense=4, states=200, blocks=600)
+        assert [world.serve(prompt) for prompt in prompts(shared, 30, 2)] == [0, shared // 4 * 4]
+
+
+def test_dense_states_take_a_quarter_of_what_is_free():
+    """127 tokens have 31 grid steps, and 4 * 32 states do not fit: gaps grow with depth instead."""
+    world = World(block_size=1, grid=4, opportunistic=64, dense=4, states=60, blocks=200)
+    world.serve(list(range(127)))
+    assert world.cache.report().taken[Kind.OPPORTUNISTIC] == 22  # 4, 8, ..., 60; 64, 72, ..., 120

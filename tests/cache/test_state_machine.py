@@ -23,12 +23,13 @@ class CacheMachine(RuleBasedStateMachine):
         block_size=st.sampled_from(sorted(STEMS)),
         interval=st.sampled_from([0, 4, 8]),
         opportunistic=st.sampled_from([0, 4]),
+        dense=st.sampled_from([0, 4]),
         ghosts=st.sampled_from([0, 6, 10_000]),
         states=st.integers(2, 6),
         blocks=st.integers(10, 30),
         policy=st.sampled_from([ConsumedLru, ExpectedLoss]),
     )
-    def build(self, block_size, interval, opportunistic, ghosts, states, blocks, policy):
+    def build(self, block_size, interval, opportunistic, dense, ghosts, states, blocks, policy):
         coarse = max(1, block_size // 4)
         self.stem = [7] * STEMS[block_size]
         self.world = World(
@@ -36,6 +37,7 @@ class CacheMachine(RuleBasedStateMachine):
             grid=4 * coarse,
             interval=interval * coarse,
             opportunistic=opportunistic * coarse,
+            dense=dense * coarse,
             ghost_tokens=ghosts * coarse,
             states=states,
             blocks=blocks,

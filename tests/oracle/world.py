@@ -105,6 +105,7 @@ class World:
     grid: int = 4
     interval: int = 0
     opportunistic: int = 0
+    dense: int = 0
     ghost_tokens: int = 200
     states: int = 100
     blocks: int = 400
@@ -128,6 +129,7 @@ class World:
             grid=self.grid,
             interval=self.interval,
             opportunistic=self.opportunistic,
+            dense=self.dense,
             ghost_tokens=self.ghost_tokens,
         )
         self.cache = PrefixCache(self.port, config, self.policy)

@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 
-from sgl_kimi_k3 import scheduler
+from sgl_kimi_k3 import scheduler, state_pass
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.config import Options
 from sgl_kimi_k3.pool_adapter import build_pools
@@ -255,27 +255,25 @@ class World:
                 translate(batch.mamba_cow_src_indices), translate(batch.mamba_cow_dst_indices)
             )
         scheduler.prepare_for_extend(lambda _: None, batch)
-        for req, depth, slot in self._inside(batch):
-            assert req.prefix_len < depth < req.extend_end
-            tokens = self._on_device(req)
-            self.temporal[0, int(translate(slot.view(1)))] = fold(tokens[:depth])
-        for req in reqs:
-            self._forward(req, req.prefix_len, req.extend_end)
-        scheduler.forward(lambda *_: None, None, batch)
+        scheduler.forward(self._run_pass, None, batch)
         done = [req for req in reqs if req is not self.chunked]
         self.running += done
         return [(req, self._sample(req)) for req in done], True
 
-    @staticmethod
-    def _inside(batch: SimpleNamespace) -> list[tuple[Req, int, torch.Tensor]]:
-        """What the KDA kernel is told to write inside the chunks: request, depth, slot."""
-        if getattr(batch, "mamba_track_mask", None) is None or batch.device == "meta":
-            return []
-        rows = batch.mamba_track_mask.nonzero().flatten().tolist()
-        return [
-            (batch.reqs[i], int(batch.mamba_track_seqlens[i]) - 1, batch.mamba_track_indices[i])
-            for i in rows
-        ]
+    def _run_pass(self, _worker: None, batch: SimpleNamespace) -> None:
+        """One prefill: the states its plan names are written where the plan says."""
+        plan = state_pass.current()
+        written = [] if plan is None else list(zip(plan.slots.tolist(), plan.ends.tolist()))
+        start = 0  # of the request's tokens among the batch's
+        for req, prefix, length in zip(
+            batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True
+        ):
+            tokens = self._on_device(req)
+            for slot, end in written:
+                if start < end < start + length:
+                    self.temporal[0, slot] = fold(tokens[: prefix + end - start])
+            self._forward(req, prefix, prefix + length)
+            start += length
 
     def _process(self, results: list[tuple[Req, int]], is_prefill: bool) -> None:
         self.allocator.free_group_begin()

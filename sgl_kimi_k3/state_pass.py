@@ -1,0 +1,261 @@
+"""States written inside a prefill pass, at any number of its chunk ends.
+
+Stock's Triton KDA prefill walks a sequence chunk by chunk (64 tokens), holds the fp32 state while
+it does, and can put aside one such state per sequence and forward.  `pass_states` is the same walk
+with a table that names, for every chunk of the batch, the slot its entry state goes to, or -1.  So
+a prompt leaves as many exact states as there is memory for, and no chunk is cut for them.
+
+A forward that writes states runs under `writing(plan)`; the hooks below read it there.  SGLang
+runs one forward at a time in a process.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+CHUNK = 64  # tokens, `sglang.kernels.ops.attention.fla.chunk_delta_h.CHUNK_SIZE`
+# Tile and launch shape of stock's kernel (`GDN_CHUNK_H_*`), so that both round alike.
+VALUE_TILE = 32
+WARPS = 4
+STAGES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which states one forward writes.
+
+    Attributes:
+        targets: int64 [chunks of the batch], the physical state index a chunk's entry state is
+            written to, or -1; chunks are counted per sequence (a sequence of n tokens has
+            ceil(n / 64)), sequences in batch order.
+        slots: int64 [M], the physical indices in `targets`.
+        ends: int64 [M], for each, how many of the batch's tokens lie before the state.
+    """
+
+    targets: torch.Tensor
+    slots: torch.Tensor
+    ends: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        wanted: Sequence[tuple[int, int, int]],
+        device: torch.device,
+        chunk: int = CHUNK,
+    ) -> Plan:
+        """From host numbers.
+
+        Args:
+            lengths: tokens of each sequence of the batch.
+            wanted: (sequence, tokens of it before the state, physical index); the tokens are a
+                positive multiple of `chunk` below the sequence's length.
+            device: where the pass runs; the upload does not wait.
+            chunk: the kernel's, in tokens.
+        """
+        chunks = [-(-length // chunk) for length in lengths]
+        first = np.concatenate(([0], np.cumsum(chunks, dtype=np.int64)))
+        start = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        table = np.full(int(first[-1]) + 2 * len(wanted), -1, dtype=np.int64)
+        targets, slots, ends = np.split(table, [int(first[-1]), int(first[-1]) + len(wanted)])
+        for at, (sequence, tokens, slot) in enumerate(wanted):
+            assert tokens % chunk == 0 < tokens < lengths[sequence], (tokens, lengths[sequence])
+            targets[first[sequence] + tokens // chunk] = slots[at] = slot
+            ends[at] = start[sequence] + tokens
+        host = torch.from_numpy(table)
+        if device.type == "cuda":
+            host = host.pin_memory()
+        return cls(*host.to(device, non_blocking=True).split([len(targets), len(slots), len(ends)]))
+
+
+_current: Plan | None = None
+
+
+def current() -> Plan | None:
+    """The plan of the forward that runs."""
+    return _current
+
+
+@contextmanager
+def writing(plan: Plan | None) -> Iterator[None]:
+    """Run one forward that writes the plan's states."""
+    global _current  # noqa: PLW0603  # one forward at a time in a process
+    assert _current is None, "a forward inside a forward"
+    _current = plan
+    try:
+        yield
+    finally:
+        _current = None
+
+
+def metadata(original: Callable[..., None], backend: Any, forward_batch: Any) -> None:
+    """AROUND `KDAAttnBackend.init_forward_metadata`: conv rows of the plan's states.
+
+    The backend copies the rows `track_conv_indices` of its input, before the convolution, to the
+    slots `conv_states_mask_indices` in every layer; SGLang fills one row per request, any number
+    will do.
+    """
+    original(backend, forward_batch)
+    plan = _current
+    if plan is None or not forward_batch.forward_mode.is_extend_without_speculative():
+        return
+    found = backend.forward_metadata
+    assert not found.has_mamba_track_mask, "another part of SGLang tracks states in this forward"
+    width = backend.conv_states_shape[-1]  # rows that the convolution looks back
+    found.has_mamba_track_mask = True
+    found.conv_states_mask_indices = plan.slots
+    found.track_conv_indices = plan.ends[:, None] + torch.arange(
+        -width, 0, device=plan.ends.device
+    )
+    none = plan.slots[:0]
+    found.track_ssm_h_src = found.track_ssm_final_src = none
+    found.track_chunk_idx = found.track_ssm_recompute_dst = None
+
+
+def chunk_states(original: Callable[..., Any], **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """AROUND `fla.kda.chunk_gated_delta_rule_fwd_h`: ours where the forward writes states."""
+    plan = _current
+    if plan is None:
+        return original(**kwargs)
+    assert kwargs["use_exp2"] and kwargs["cu_seqlens"] is not None, "not KDA's prefill"
+    return pass_states(
+        kwargs["k"],
+        kwargs["w"],
+        kwargs["u"],
+        kwargs["gk"],
+        states=kwargs["initial_state"],
+        rows=kwargs["initial_state_indices"],
+        starts=kwargs["cu_seqlens"],
+        targets=plan.targets,
+    )
+
+
+def pass_states(  # the operands of one pass
+    k: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    gk: torch.Tensor,
+    *,
+    states: torch.Tensor,
+    rows: torch.Tensor,
+    starts: torch.Tensor,
+    targets: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Walk N sequences chunk by chunk, advance their states and write the ones asked for.
+
+    Per chunk, with the state S [V, K] at its entry (Kimi Linear, arXiv 2510.26692, section 3):
+    `v_new = u - w S^T`; `S = S * 2^gk[last] + v_new^T k`.
+
+    Args:
+        k: [1, T, H, K] keys scaled by what decays between them and the chunk's end.
+        w: [1, T, H, K] and u: [1, T, H, V], the chunk's WY factors.
+        gk: fp32 [1, T, H, K], log2 of the decay since the chunk's start, cumulative.
+        states: [slots, H, V, K], any stride between slots; rows of `rows` are advanced in place,
+            rows of `targets` are written.
+        rows: int [N], the sequences' own states; -1 starts from zero and keeps nothing.
+        starts: int [N + 1], where sequences begin among the T tokens.
+        targets: int64 [chunks], see `Plan`.
+
+    Returns:
+        The entry states in k's dtype, [1, chunks, H, V, K], and v_new [1, T, H, V].
+    """
+    heads, key_size, value_size = w.shape[2], w.shape[3], u.shape[3]
+    entries = k.new_empty(1, len(targets), heads, value_size, key_size)
+    v_new = torch.empty_like(u)
+    sequences = len(starts) - 1
+    _pass[(triton.cdiv(value_size, VALUE_TILE), sequences * heads)](
+        k,
+        w,
+        u,
+        gk,
+        entries,
+        v_new,
+        states,
+        states.stride(0),
+        rows,
+        starts,
+        targets,
+        HEADS=heads,
+        KEYS=key_size,
+        VALUES=value_size,
+        TILE=VALUE_TILE,
+        TOKENS=CHUNK,
+        num_warps=WARPS,
+        num_stages=STAGES,
+    )
+    return entries, v_new
+
+
+# No annotations but Triton's own: its compiler resolves them as globals.
+@triton.jit
+def _pass(  # noqa: ANN202
+    k,  # noqa: ANN001
+    w,  # noqa: ANN001
+    u,  # noqa: ANN001
+    gk,  # noqa: ANN001
+    entries,  # noqa: ANN001
+    v_new,  # noqa: ANN001
+    states,  # noqa: ANN001
+    slot_stride,  # noqa: ANN001
+    rows,  # noqa: ANN001
+    starts,  # noqa: ANN001
+    targets,  # noqa: ANN001
+    HEADS: tl.constexpr,  # noqa: N803
+    KEYS: tl.constexpr,  # noqa: N803
+    VALUES: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,  # noqa: N803
+    TOKENS: tl.constexpr,  # noqa: N803
+):
+    sequence = tl.program_id(1) // HEADS
+    head = tl.program_id(1) % HEADS
+    begin = tl.load(starts + sequence).to(tl.int64)
+    end = tl.load(starts + sequence + 1).to(tl.int64)
+    chunk = tl.cast(0, tl.int64)  # the sequence's first one
+    for before in range(sequence):
+        chunk += tl.cdiv(tl.load(starts + before + 1) - tl.load(starts + before), TOKENS)
+
+    key = tl.arange(0, KEYS)
+    value = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    token = tl.arange(0, TOKENS)
+    cell = (head * VALUES + value[:, None]) * KEYS + key[None, :]
+    held = (value < VALUES)[:, None] & (key < KEYS)[None, :]
+    row = tl.load(rows + sequence).to(tl.int64)
+    live = states + row * slot_stride + cell
+    state = tl.load(live, mask=held & (row >= 0), other=0.0).to(tl.float32)
+
+    for first in range(begin, end, TOKENS):
+        at = chunk * (HEADS * VALUES * KEYS) + cell
+        tl.store(entries + at, state.to(entries.dtype.element_ty), mask=held)
+        target = tl.load(targets + chunk)
+        tl.store(
+            states + target * slot_stride + cell,
+            state.to(states.dtype.element_ty),
+            mask=held & (target >= 0),
+        )
+        place = (first + token) * HEADS + head
+        known = first + token < end
+        by_key = place[:, None] * KEYS + key[None, :]
+        by_value = place[:, None] * VALUES + value[None, :]
+        seen = known[:, None] & (value < VALUES)[None, :]
+        factor = tl.load(w + by_key, mask=known[:, None], other=0.0)
+        new = tl.load(u + by_value, mask=seen, other=0.0) - tl.dot(
+            factor, tl.trans(state).to(factor.dtype)
+        )
+        tl.store(v_new + by_value, new.to(v_new.dtype.element_ty), mask=seen)
+        last = (tl.minimum(first + TOKENS, end) - 1) * HEADS + head
+        state *= tl.exp2(tl.load(gk + last * KEYS + key))[None, :]
+        keys = tl.load(k + by_key, mask=known[:, None], other=0.0)
+        state += tl.trans(tl.dot(tl.trans(keys), new.to(keys.dtype)))
+        chunk += 1
+
+    tl.store(live, state.to(states.dtype.element_ty), mask=held & (row >= 0))
