@@ -43,9 +43,7 @@ def opportunistic_depths(step: int, start: int, end: int) -> list[int]:
     return depths
 
 
-def _opportunistic_choices(
-    config: CacheConfig, start: int, end: int
-) -> Iterator[Sequence[int]]:
+def _opportunistic_choices(config: CacheConfig, start: int, end: int) -> Iterator[Sequence[int]]:
     """Sets of opportunistic depths, the most wanted first; each about half the one before."""
     step = config.opportunistic
     if step and config.dense:

@@ -14,7 +14,7 @@ A captured slot is the request's until a commit publishes it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -102,8 +102,7 @@ class Captures:
             (
                 depth
                 for depth, kind in req.kimi_k3_stops.items()
-                if req.prefix_len < depth < limit
-                and not (only_firm and kind is Kind.OPPORTUNISTIC)
+                if req.prefix_len < depth < limit and not (only_firm and kind is Kind.OPPORTUNISTIC)
             ),
             default=None,
         )
@@ -184,7 +183,9 @@ class Captures:
                 grant = self._cache.acquire(1, 0)
                 assert grant is not None, "the cache refused what it said would fit"
                 slots += grant.states.tolist()
-        taken = [Capture(depth, slot, kind) for (depth, kind), slot in zip(wanted, slots)]
+        taken = [
+            Capture(depth, slot, kind) for (depth, kind), slot in zip(wanted, slots, strict=False)
+        ]
         for depth, kind in wanted[len(taken) :]:
             self._cache.counters.skipped[kind] += 1
             req.__dict__.setdefault("kimi_k3_refused", []).append(depth)
@@ -230,4 +231,3 @@ class Captures:
 
 # Free states that must remain before opportunistic ones are taken.
 OPTIONAL_RESERVE_STATES = 8
-

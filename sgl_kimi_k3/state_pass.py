@@ -114,9 +114,7 @@ def metadata(original: Callable[..., None], backend: Any, forward_batch: Any) ->
     width = backend.conv_states_shape[-1]  # rows that the convolution looks back
     found.has_mamba_track_mask = True
     found.conv_states_mask_indices = plan.slots
-    found.track_conv_indices = plan.ends[:, None] + torch.arange(
-        -width, 0, device=plan.ends.device
-    )
+    found.track_conv_indices = plan.ends[:, None] + torch.arange(-width, 0, device=plan.ends.device)
     none = plan.slots[:0]
     found.track_ssm_h_src = found.track_ssm_final_src = none
     found.track_chunk_idx = found.track_ssm_recompute_dst = None
@@ -127,7 +125,8 @@ def chunk_states(original: Callable[..., Any], **kwargs: Any) -> tuple[torch.Ten
     plan = _current
     if plan is None:
         return original(**kwargs)
-    assert kwargs["use_exp2"] and kwargs["cu_seqlens"] is not None, "not KDA's prefill"
+    assert kwargs["use_exp2"], "KDA's gates are powers of 2"
+    assert kwargs["cu_seqlens"] is not None, "KDA's prefill lays sequences end to end"
     return pass_states(
         kwargs["k"],
         kwargs["w"],
@@ -158,7 +157,8 @@ def pass_states(  # the operands of one pass
 
     Args:
         k: [1, T, H, K] keys scaled by what decays between them and the chunk's end.
-        w: [1, T, H, K] and u: [1, T, H, V], the chunk's WY factors.
+        w: [1, T, H, K], the chunk's WY factor of the keys.
+        u: [1, T, H, V], of the values.
         gk: fp32 [1, T, H, K], log2 of the decay since the chunk's start, cumulative.
         states: [slots, H, V, K], any stride between slots; rows of `rows` are advanced in place,
             rows of `targets` are written.
