@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mempool import Grant, IdArray, Move, Table
+    from sgl_kimi_k3.decisions import DecisionLog
 
 NO_IDS: IdArray = np.empty(0, dtype=np.int64)
 
@@ -97,6 +98,7 @@ class Arena:
         self.blocks = DeviceTable(self.pool.blocks, raw.device)
         self.slots = SlotTensors(self.pool.states.max_id, raw.device)
         self.device = raw.device
+        self.decisions: DecisionLog | None = None
         self._tables = {
             Side.STATE: (self.pool.states, self.states),
             Side.BLOCK: (self.pool.blocks, self.blocks),
@@ -112,21 +114,29 @@ class Arena:
             states, blocks, freed_states=freed_states, freed_blocks=freed_blocks
         )
 
-    def alloc(self, states: int, blocks: int) -> Grant | None:
-        """Take states and blocks, all or nothing, and bring memory and tables up to date."""
+    def alloc(self, states: int, blocks: int, *, overwritten: bool = False) -> Grant | None:
+        """Take states and blocks, all or nothing, and bring memory and tables up to date.
+
+        `overwritten`: the next forward writes every layer of the states, so they need no zeros.
+        """
         grant = self.pool.alloc(states, blocks)
         if grant is None:
             return None
+        if self.decisions is not None:
+            self.decisions.grant(grant)
         with self._in_order():
             self._apply(grant.moves)
             self.storage.zero_blocks(grant.stale_blocks)
-            self.storage.zero_states(grant.stale_states)
+            if not overwritten:
+                self.storage.zero_states(grant.stale_states)
             self.states.refresh(grant.states)
             self.blocks.refresh(grant.blocks)
         return grant
 
     def free(self, states: IdArray, blocks: IdArray) -> None:
         """Give ids back; each must be live and named once."""
+        if self.decisions is not None:
+            self.decisions.free(states, blocks)
         self.pool.free(states, blocks)
 
     def state_indices(self, ids: Sequence[int]) -> list[int]:
@@ -142,6 +152,8 @@ class Arena:
     def compact(self, budget_bytes: int) -> int:
         """Move at most `budget_bytes` to retreat the frontiers; returns the number of moves."""
         moves = self.pool.compact(budget_bytes)
+        if self.decisions is not None:
+            self.decisions.moves(moves)
         with self._in_order():
             self._apply(moves)
         return sum(move.sources.size for move in moves)

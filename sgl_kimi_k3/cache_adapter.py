@@ -13,6 +13,7 @@ the result is processed.  At the end the live state itself is given to the tree.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from sglang.srt.mem_cache.common import coalesce_ranges
 from mempool.storage import upload
 from radix import CacheConfig, Costs, Kind, PrefixCache
 from sgl_kimi_k3.capture import Capture, Captures
+from sgl_kimi_k3.decisions import DecisionLog
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 from sgl_kimi_k3.metrics import Metrics
 from sgl_kimi_k3.observer import Observer
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from sgl_kimi_k3.config import Options
     from sgl_kimi_k3.pool_adapter import ArenaAllocator
     from sgl_kimi_k3.trace import TraceWriter
+
+logger = logging.getLogger(__name__)
 
 # Opportunistic states leave room for new work: these states and one part in so many of the arena.
 RESERVED_STATES = 2
@@ -113,6 +117,8 @@ class KimiK3Cache(BasePrefixCache):
             step_blocks=self.req_to_token_pool.size,
             flush_held_frees=self.token_to_kv_pool_allocator.flush_held_frees,
         )
+        if options.check:
+            self.arena.decisions = DecisionLog()
         if params.enable_metrics:
             self.init_metrics_collector()
 
@@ -386,6 +392,8 @@ class KimiK3Cache(BasePrefixCache):
     def idle(self) -> list[str]:
         """Nothing runs: bring the metrics up to date; `violations`."""
         self.observer.idle()
+        if self.arena.decisions is not None and self.arena.decisions.changed():
+            logger.info("kimi_k3 idle after %s", self.arena.decisions)
         return self.violations()
 
     def violations(self) -> list[str]:

@@ -200,7 +200,7 @@ class Captures:
         """All or nothing, evicting nothing, while some states stay free."""
         if not self._arena.fits(count + OPTIONAL_RESERVE_STATES, 0):
             return []
-        grant = self._arena.alloc(count, 0)
+        grant = self._arena.alloc(count, 0, overwritten=True)
         assert grant is not None, ("the pool refused what it said would fit", count)
         return grant.states.tolist()
 

@@ -75,6 +75,7 @@ def block_tokens(block: int, size: int) -> list[int]:
     return out
 
 
+@functools.cache
 def sessions(path: Path, *, count: int, longest: int) -> list[list[Turn]]:
     """The first `count` sessions that have at least two turns within `longest` tokens."""
     turns: dict[int, list[Turn]] = {}
@@ -88,22 +89,28 @@ def sessions(path: Path, *, count: int, longest: int) -> list[list[Turn]]:
         if row["input_length"] + row["output_length"] > longest:
             closed.add(session)
             continue
-        tokens = [t for block in row["hash_ids"] for t in block_tokens(block, size)]
-        turns.setdefault(session, []).append(
-            Turn(tokens[start : row["input_length"]], row["output_length"])
-        )
+        first = start // size
+        tokens = [t for block in row["hash_ids"][first:] for t in block_tokens(block, size)]
+        new = tokens[start - first * size : row["input_length"] - first * size]
+        turns.setdefault(session, []).append(Turn(new, row["output_length"]))
         known[session] = row["input_length"] + row["output_length"]
     usable = [found for _, found in sorted(turns.items()) if len(found) > 1]
     return usable[:count]
 
 
-def generate(url: str, prompt: list[int], output_length: int) -> tuple[list[int], Result]:
-    """One streamed greedy request; returns its output ids and what was measured."""
+def generate(
+    url: str, prompt: list[int], output_length: int, *, extra_key: str | None = None
+) -> tuple[list[int], Result]:
+    """One streamed greedy request; returns its output ids and what was measured.
+
+    A new `extra_key` shares no prefix with any other request.
+    """
     address = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=600)
     body = {
         "input_ids": prompt,
         "stream": True,
+        "extra_key": extra_key,
         "sampling_params": {
             "max_new_tokens": output_length,
             "temperature": 0,
@@ -134,8 +141,10 @@ def generate(url: str, prompt: list[int], output_length: int) -> tuple[list[int]
     return output[-result.output_tokens :], result
 
 
-def play(url: str, todo: queue.SimpleQueue, results: list[Result]) -> None:
-    """One client: whole sessions until none is left."""
+def play(
+    url: str, todo: queue.SimpleQueue, results: list[Result], failures: list[str], end: float
+) -> None:
+    """One client: whole sessions until none is left, a request fails or the time is over."""
     while True:
         try:
             turns = todo.get_nowait()
@@ -143,8 +152,14 @@ def play(url: str, todo: queue.SimpleQueue, results: list[Result]) -> None:
             return
         history: list[int] = []
         for turn in turns:
+            if time.perf_counter() > end:
+                return
             history += turn.new_tokens
-            output, result = generate(url, history, turn.output_length)
+            try:
+                output, result = generate(url, history, turn.output_length)
+            except (OSError, http.client.HTTPException, AssertionError) as error:
+                failures.append(repr(error)[:300])
+                return
             results.append(result)
             history += output
 
@@ -155,26 +170,31 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def run(url: str, trace: Path, *, clients: int, count: int, longest: int) -> dict:
-    """Play the load; returns the figures."""
+def run(
+    url: str, trace: Path, *, clients: int, count: int, longest: int, seconds: float = 600
+) -> dict:
+    """Play the load, at most so long; returns the figures."""
     todo: queue.SimpleQueue = queue.SimpleQueue()
     for turns in sessions(trace, count=count, longest=longest):
         todo.put(turns)
     results: list[Result] = []
-    threads = [threading.Thread(target=play, args=(url, todo, results)) for _ in range(clients)]
+    failures: list[str] = []
     start = time.perf_counter()
+    arguments = (url, todo, results, failures, start + seconds)
+    threads = [threading.Thread(target=play, args=arguments) for _ in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     elapsed = time.perf_counter() - start
-    prompt = sum(result.prompt_tokens for result in results)
+    prompt = sum(result.prompt_tokens for result in results) or 1
     gaps = [gap for result in results for gap in result.gaps_s] or [0.0]
-    ttfts = [result.ttft_s for result in results]
+    ttfts = [result.ttft_s for result in results] or [0.0]
     return {
         "trace": trace.name,
         "clients": clients,
         "requests": len(results),
+        "failures": failures,
         "seconds": round(elapsed, 3),
         "prompt_tokens": prompt,
         "token_hit_rate": sum(result.cached_tokens for result in results) / prompt,

@@ -1,0 +1,137 @@
+"""Start and stop the servers a benchmark compares.
+
+Several stand ready on one GPU at once and one is measured at a time: an idle server runs nothing on
+the GPU, and starting one takes longer than measuring it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+READY = "fired up and ready to roll"
+START_S = 420.0
+BASE_FLAGS = (
+    "--load-format dummy --skip-tokenizer-init --host 127.0.0.1 --attention-backend triton "
+    "--chunked-prefill-size 16384"
+)
+STOCK = "--enable-unified-memory --mamba-radix-cache-strategy extra_buffer"
+STOCK_SPLIT = "--mamba-radix-cache-strategy extra_buffer"
+OURS = "--radix-cache-backend kimi_k3"
+
+
+@dataclass
+class Server:
+    """One server: how it is started, and what its log said."""
+
+    name: str
+    config: Path
+    flags: str
+    port: int
+    gpu: str = "0"
+    env: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen | None = None
+    log: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, folder: Path) -> None:
+        """Start it; `wait` says when it is up."""
+        home = folder / self.name
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.json").write_text(self.config.read_text())
+        self.log = folder / f"{self.name}.log"
+        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(home)]
+        command += f"{BASE_FLAGS} --port {self.port} {self.flags}".split()
+        with self.log.open("w") as log:
+            log.write(" ".join(command) + "\n")
+            log.flush()
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": self.gpu, **self.env},
+            )
+
+    def wait(self) -> bool:
+        """Whether it came up."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end and self.alive():
+            if READY in self.text():
+                return True
+            time.sleep(1)
+        print(f"{self.name} did not start:\n{self.text()[-3000:]}")
+        return False
+
+    def alive(self) -> bool:
+        """Whether its main process runs and SGLang has not decided to end it."""
+        return self.process is not None and self.process.poll() is None
+
+    def text(self) -> str:
+        """Its log so far."""
+        return "" if self.log is None else self.log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """End the whole process group."""
+        if self.process is not None:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, number)
+                time.sleep(1)
+
+    def post(self, path: str, body: dict | None = None, timeout: float = 300) -> bytes:
+        """POST JSON."""
+        request = urllib.request.Request(
+            self.url + path,
+            json.dumps(body or {}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return answer.read()
+
+    def flush(self) -> bool:
+        """Forget every prefix; False if the server is gone."""
+        for _ in range(20):
+            try:
+                self.post("/flush_cache")
+            except urllib.error.HTTPError:
+                time.sleep(0.5)  # it refuses while requests run
+            except (OSError, urllib.error.URLError):
+                return False
+            else:
+                return True
+        return False
+
+    def figures(self, since: int) -> dict[str, int]:
+        """Peak of running requests and retractions, from its log after `since` characters."""
+        text = self.text()[since:]
+        running = [int(n) for n in re.findall(r"#running-req: (\d+)", text)]
+        retracted = [int(n) for n in re.findall(r"#retracted_reqs: (\d+)", text)]
+        return {"running_peak": max(running, default=0), "retractions": sum(retracted)}
+
+
+def start_all(servers: Iterable[Server], folder: Path, *, apart_s: float = 8.0) -> list[Server]:
+    """Start them a little apart (each reads how much GPU memory is free); those that came up."""
+    servers = list(servers)
+    for server in servers:
+        server.start(folder)
+        time.sleep(apart_s)
+    return [server for server in servers if server.wait()]

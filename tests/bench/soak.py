@@ -1,0 +1,157 @@
+"""Random load with aborts against a running server: `python -m tests.bench.soak --url URL`.
+
+Clients hold conversations that share prefixes, branch, repeat and are dropped in the middle of an
+answer; with an arena small enough, running requests are retracted.  Afterwards, idle, a sample of
+prompts is sent alone, once as cached and once under a key of its own: the greedy tokens must agree.
+Whether SGLang's idle checks stayed silent is in the server's log (`--log`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import re
+import threading
+import time
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.bench.load import FIRST_TOKEN, VOCABULARY, generate
+
+PREFIXES = 12
+TROUBLE = re.compile(
+    r"leak|violat|Traceback|Scheduler hit an exception|CUDA error|assert", re.IGNORECASE
+)
+
+
+@dataclass
+class Soak:
+    """What all clients share."""
+
+    url: str
+    end: float
+    longest: int
+    seed: int
+    served: int = 0
+    aborted: int = 0
+    errors: list[str] = field(default_factory=list)
+    kept: list[list[int]] = field(default_factory=list)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def client(self, serial: int) -> None:
+        """One client's conversations."""
+        source = random.Random(self.seed * 1000 + serial)
+        shared = random.Random(self.seed)
+        heads = [
+            [shared.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(shared.randrange(50, 6000))]
+            for _ in range(PREFIXES)
+        ]
+        history: list[int] = []
+        while time.monotonic() < self.end:
+            if not history or len(history) > self.longest or source.random() < 0.1:
+                head = source.choice(heads)
+                history = head[: source.randrange(1, len(head) + 1)]
+            elif source.random() < 0.1:
+                history = history[: source.randrange(1, len(history) + 1)]
+            prompt = history + [
+                source.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(source.randrange(1, 900))
+            ]
+            try:
+                if source.random() < 0.15:
+                    self._abandon(prompt, source.random() * 0.6)
+                    self.aborted += 1
+                    continue
+                output, _ = generate(self.url, prompt, source.randrange(1, 400))
+            except (OSError, http.client.HTTPException, AssertionError) as error:
+                with self.guard:
+                    self.errors.append(repr(error)[:200])
+                if len(self.errors) > 50:
+                    return
+                time.sleep(0.5)
+                continue
+            history = prompt + output
+            with self.guard:
+                self.served += 1
+                if source.random() < 0.02 and len(self.kept) < 40:
+                    self.kept.append(prompt)
+
+    def _abandon(self, prompt: list[int], after_s: float) -> None:
+        """Send a request and hang up."""
+        address = urllib.parse.urlsplit(self.url)
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+        body = {
+            "input_ids": prompt,
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 500, "temperature": 0, "ignore_eos": True},
+        }
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/generate", json.dumps(body), headers)
+        time.sleep(after_s)
+        connection.close()
+
+
+def compare(url: str, prompts: list[list[int]], new: int) -> dict:
+    """Each prompt alone, cached and uncached."""
+    equal, cached_tokens, first = 0, 0, []
+    for at, prompt in enumerate(prompts):
+        generate(url, prompt, 1)  # so that there is something to resume
+        cached, result = generate(url, prompt, new)
+        alone, _ = generate(url, prompt, new, extra_key=f"alone {time.time_ns()} {at}")
+        cached_tokens += result.cached_tokens
+        equal += cached == alone
+        differs = [i for i, (a, b) in enumerate(zip(cached, alone, strict=True)) if a != b]
+        first += differs[:1]
+    return {
+        "prompts": len(prompts),
+        "tokens_each": new,
+        "equal": equal,
+        "cached_tokens": cached_tokens,
+        "first_difference_at": first,
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--clients", type=int, default=48)
+    parser.add_argument("--longest", type=int, default=12_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log", type=Path, help="the server's log, searched for trouble")
+    parser.add_argument("--json", type=Path)
+    parsed = parser.parse_args()
+    soak = Soak(parsed.url, time.monotonic() + 60 * parsed.minutes, parsed.longest, parsed.seed)
+    threads = [
+        threading.Thread(target=soak.client, args=(serial,)) for serial in range(parsed.clients)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    time.sleep(5)  # idle: the checks run
+    figures = {
+        "minutes": parsed.minutes,
+        "served": soak.served,
+        "aborted": soak.aborted,
+        "errors": soak.errors[:10],
+        "sample": compare(parsed.url, soak.kept, 32),
+    }
+    if parsed.log:
+        text = parsed.log.read_text(errors="replace")
+        figures["retractions"] = len(re.findall(r"KV cache pool is full. Retract", text))
+        figures["trouble"] = [row[:300] for row in text.splitlines() if TROUBLE.search(row)][:10]
+        figures["last_idle"] = [row[-120:] for row in text.splitlines() if "kimi_k3 idle" in row][
+            -2:
+        ]
+    print(json.dumps(figures))
+    if parsed.json:
+        parsed.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
