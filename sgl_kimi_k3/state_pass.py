@@ -20,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mempool.storage import upload
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -72,10 +74,8 @@ class Plan:
             assert tokens % chunk == 0 < tokens < lengths[sequence], (tokens, lengths[sequence])
             targets[first[sequence] + tokens // chunk] = slots[at] = slot
             ends[at] = start[sequence] + tokens
-        host = torch.from_numpy(table)
-        if device.type == "cuda":
-            host = host.pin_memory()
-        return cls(*host.to(device, non_blocking=True).split([len(targets), len(slots), len(ends)]))
+        sizes = [len(targets), len(slots), len(ends)]
+        return cls(*upload(table, device).split(sizes))
 
 
 _current: Plan | None = None

@@ -263,9 +263,9 @@ class World:
     def _run_pass(self, _worker: None, batch: SimpleNamespace) -> None:
         """One prefill: the states its plan names are written where the plan says."""
         plan = state_pass.current()
-        written = (
-            [] if plan is None else list(zip(plan.slots.tolist(), plan.ends.tolist(), strict=True))
-        )
+        written = []
+        if plan is not None and not plan.slots.is_meta:
+            written = list(zip(plan.slots.tolist(), plan.ends.tolist(), strict=True))
         start = 0  # of the request's tokens among the batch's
         for req, prefix, length in zip(
             batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True
