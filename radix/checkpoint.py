@@ -19,6 +19,7 @@ class Checkpoint:
     """
 
     __slots__ = (
+        "answer_len",
         "created",
         "depth",
         "gap",
@@ -31,6 +32,7 @@ class Checkpoint:
         "note",
         "slot",
         "turn",
+        "turns",
         "twins",
         "used",
     )
@@ -46,6 +48,8 @@ class Checkpoint:
         self.hits = 0
         self.gap = 0  # 0: unknown
         self.line: Kind | None = None
+        self.turns = 0  # of its line, before this one
+        self.answer_len = 0  # tokens since the end of the same turn's prompt
         self.later = 0
         self.twins = 0
         self.lost = False

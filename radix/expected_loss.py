@@ -163,7 +163,14 @@ class ExpectedLoss:
             expected = None
         elif standing == "last":
             detail = self._pace(checkpoint)
+            traits = self._traits(checkpoint)
+            return self._survival.row((kind, standing, expected), detail, 1.0, traits)
         return self._survival.row((kind, standing, expected), detail, _STANDINGS[standing])
+
+    @staticmethod
+    def _traits(checkpoint: Checkpoint) -> tuple[int, int]:
+        """Octave of the answer's length, and how many turns the line has had."""
+        return 1 + min(checkpoint.answer_len.bit_length(), 12), 1 + min(checkpoint.turns, 6)
 
     @staticmethod
     def _pace(checkpoint: Checkpoint) -> int:

@@ -38,6 +38,9 @@ def join(end: Checkpoint) -> list[Checkpoint]:
                 changed.append(other)
     if heir is not None:
         end.gap, end.line = heir.gap, heir.line
+        end.turns = heir.turns + (heir.turn != end.turn)
+        if heir.turn == end.turn:
+            end.answer_len = end.depth - heir.depth
     return changed
 
 
@@ -60,5 +63,6 @@ def leave(end: Checkpoint) -> list[Checkpoint]:
             continue
         if other.standing == "last" and end.used > other.used:
             other.used, other.gap, other.line = end.used, end.gap, end.line
+            other.answer_len = end.answer_len
         changed.append(other)
     return changed

@@ -2,7 +2,8 @@
 
 An actuary's estimate: per class and age bucket, uses divided by the ticks that checkpoints spent
 there, so those that were evicted early or are still waiting bias nothing. Sparse data shrink
-towards the same class at other ages, and that towards the pool of all classes.
+towards the same class at other ages, and that towards the pool of all classes. Traits multiply a
+class's rates at every age (proportional hazards), by factors that all classes share.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
 
     Table = npt.NDArray[np.float64]
 
+Traits = tuple[int, int]
+
+NO_TRAITS: Traits = (0, 0)
 _PRIOR_USES = 2.0  # weight of the expected rate in one bucket, in uses
 _CLASS_USES = 1.0  # weight of the wider group in a class's level, in uses
+_TRAIT_USES = 8.0  # weight of "no difference" in a trait's factor, in uses
+_FITS = 3  # rounds of fitting factors that several traits share
 _FIRST_RATE = 0.5  # before anything is learned, the rate at age a is this / (a + 1)
 _RARE = 1e-9  # where so few get to, differences of sums are noise: the plain rate is promised
 
@@ -50,11 +56,13 @@ def bucket_of(age: int) -> int:
 class Survival:
     """Uses and exposure per class and age bucket, and the best rate of use a wait can promise.
 
-    A class is a pair (group, detail); details of one group share their level.
+    A class is a pair (group, detail); details of one group share their level. A row is a class and
+    traits: small numbers, 0 for a trait that does not apply.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[Hashable, Hashable], int] = {}
+        self._rows: dict[tuple[int, Traits], int] = {}
+        self._classes: dict[tuple[Hashable, Hashable], int] = {}
         self._priors: dict[Hashable, float] = {}  # by group, in order of appearance
         self._uses: list[list[float]] = []
         self._ticks: list[list[float]] = []
@@ -64,18 +72,24 @@ class Survival:
     @property
     def classes(self) -> int:
         """How many classes have appeared."""
-        return len(self._rows)
+        return len(self._classes)
 
-    def row(self, group: Hashable, detail: Hashable, prior: float) -> int:
-        """The number of a class; `prior` is a new group's level, 1 that of all classes pooled."""
-        key = (group, detail)
-        row = self._rows.get(key)
+    def row(
+        self, group: Hashable, detail: Hashable, prior: float, traits: Traits = NO_TRAITS
+    ) -> int:
+        """The number of a row; `prior` is a new group's level, 1 that of all classes pooled."""
+        one = self._classes.setdefault((group, detail), len(self._classes))
+        row = self._rows.get((one, traits))
         if row is None:
-            row = self._rows[key] = len(self._rows)
+            row = self._rows[one, traits] = len(self._rows)
             self._priors.setdefault(group, prior)
             self._uses.append([0.0] * BUCKETS)
             self._ticks.append([0.0] * BUCKETS)
-            self.learn()
+            sibling = next((at for (other, _), at in self._rows.items() if other == one), row)
+            if sibling == row:
+                self.learn()
+            else:  # until the next look
+                self._promise.append(self._promise[sibling])
         return row
 
     def expose(self, row: int, bucket: int, ticks: int) -> None:
@@ -97,10 +111,9 @@ class Survival:
         The promise at age b is the best ratio, over all ages e to give up at, of the chance of a
         use in [b, e) to the expected wait (a Gittins index).
         """
-        uses, ticks = np.array(self._uses), np.array(self._ticks)
         bounds = np.array(BOUNDS, dtype=np.float64)
         width = np.diff(bounds)
-        rate = self._rates(uses, ticks, (bounds[:-1] + bounds[1:]) / 2)
+        rate = self._rates((bounds[:-1] + bounds[1:]) / 2)
         used = -np.expm1(-rate * width)  # chance of a use within a bucket
         alive = np.ones_like(used)  # chance to reach it unused
         np.cumprod(1 - used[:, :-1], axis=1, out=alive[:, 1:])
@@ -112,12 +125,41 @@ class Survival:
         ratio = np.divide(gained, waited, out=np.zeros_like(gained), where=sure)
         self._promise = np.maximum(np.triu(ratio).max(axis=2), rate).tolist()
 
-    def _rates(self, uses: Table, ticks: Table, ages: Table) -> Table:
+    def _rates(self, ages: Table) -> Table:
+        """Uses per tick by row and bucket."""
+        uses, ticks = np.array(self._uses), np.array(self._ticks)
+        classes = np.array([one for one, _ in self._rows])
+        by_class: Table = np.zeros((len(self._classes), len(self._rows)))
+        by_class[classes, np.arange(len(classes))] = 1.0
+        rates = self._class_rates(by_class @ uses, by_class @ ticks, ages)[classes]
+        factors = self._factors(uses.sum(axis=1), (ticks * rates).sum(axis=1))
+        product: Table = rates * factors[:, None]
+        return product
+
+    def _factors(self, seen: Table, expected: Table) -> Table:
+        """By row: how much its traits multiply the rate, fitted trait by trait in turn."""
+        traits = np.array([traits for _, traits in self._rows])
+        total = np.ones(len(seen))
+        for _ in range(_FITS):
+            for column in traits.T:
+                own = self._factor(column, seen, expected * total)
+                total *= own[column]
+        return total
+
+    @staticmethod
+    def _factor(column: npt.NDArray[np.int64], seen: Table, expected: Table) -> Table:
+        found = (np.bincount(column, seen) + _TRAIT_USES) / (
+            np.bincount(column, expected) + _TRAIT_USES
+        )
+        found[0] = 1.0
+        return found
+
+    def _class_rates(self, uses: Table, ticks: Table, ages: Table) -> Table:
         pooled_ticks = ticks.sum(axis=0) + _PRIOR_USES * (ages + 1) / _FIRST_RATE
         pooled = (uses.sum(axis=0) + _PRIOR_USES) / pooled_ticks
         expected, seen = ticks @ pooled, uses.sum(axis=1)
         numbers = {name: number for number, name in enumerate(self._priors)}
-        group = np.array([numbers[key[0]] for key in self._rows])
+        group = np.array([numbers[key[0]] for key in self._classes])
         group_seen = np.bincount(group, seen) + _CLASS_USES * np.array([*self._priors.values()])
         group_level = (group_seen / (np.bincount(group, expected) + _CLASS_USES))[group]
         level = (seen + _CLASS_USES) / (expected + _CLASS_USES / group_level)

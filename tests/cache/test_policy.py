@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from radix import CacheConfig, ConsumedLru, Costs, ExpectedLoss
+from radix.node import nodes_below
 from radix.survival import BOUNDS, BUCKETS, Survival, bucket_of
 from tests.oracle.world import World
 
@@ -141,3 +142,27 @@ def test_tokens_of_another_type_are_refused():
     for tokens in (np.arange(4, dtype=np.int32), np.zeros((2, 2), dtype=np.int64)):
         with pytest.raises(ValueError, match="tokens must be int64 and 1-D"):
             world.cache.match(tokens, None)
+
+
+def test_a_trait_tells_rows_of_one_class_apart_and_serves_other_classes():
+    """Long answers (3) are followed up, short ones (1) are not: so in a class just met, too."""
+    survival = Survival()
+    for group in "ab":
+        followed, ignored = (survival.row(group, 0, 1.0, (trait, 0)) for trait in (3, 1))
+        observed(survival, followed, 16, times=100, used=True)
+        observed(survival, ignored, 16, times=100, used=False)
+    new = [survival.row("c", 0, 1.0, (trait, 0)) for trait in (3, 1, 0)]
+    survival.learn()
+    long, short, unknown = (survival.promise(row, 3) for row in new)
+    assert long > 3 * short
+    assert long > unknown > short
+
+
+def test_lines_know_their_turns_and_the_last_answer():
+    world = World(block_size=1, grid=1)
+    world.serve(range(10), output=range(50, 53), turn_end=True)
+    world.serve([*range(10), *range(50, 53), 60], output=range(70, 75), turn_end=True)
+    ends = {node.end: node.checkpoint for node in nodes_below(world.cache.roots[None])}
+    assert [(end, one.turns, one.answer_len) for end, one in sorted(ends.items())] == [
+        (10, 0, 0), (13, 0, 3), (14, 1, 0), (19, 1, 5),
+    ]  # fmt: skip
