@@ -137,22 +137,18 @@ class Survival:
         return product
 
     def _factors(self, seen: Table, expected: Table) -> Table:
-        """By row: how much its traits multiply the rate, fitted trait by trait in turn."""
-        traits = np.array([traits for _, traits in self._rows])
-        total = np.ones(len(seen))
+        """By row: how much its traits multiply the rate, each fitted beside the others."""
+        columns = np.array([traits for _, traits in self._rows]).T
+        found: Table = np.ones(columns.shape)
         for _ in range(_FITS):
-            for column in traits.T:
-                own = self._factor(column, seen, expected * total)
-                total *= own[column]
-        return total
-
-    @staticmethod
-    def _factor(column: npt.NDArray[np.int64], seen: Table, expected: Table) -> Table:
-        found = (np.bincount(column, seen) + _TRAIT_USES) / (
-            np.bincount(column, expected) + _TRAIT_USES
-        )
-        found[0] = 1.0
-        return found
+            for at, column in enumerate(columns):
+                others = expected * np.delete(found, at, axis=0).prod(axis=0)
+                uses = np.bincount(column, seen) + _TRAIT_USES
+                factor = uses / (np.bincount(column, others) + _TRAIT_USES)
+                factor[0] = 1.0  # the trait does not apply
+                found[at] = factor[column]
+        product: Table = found.prod(axis=0)
+        return product
 
     def _class_rates(self, uses: Table, ticks: Table, ages: Table) -> Table:
         pooled_ticks = ticks.sum(axis=0) + _PRIOR_USES * (ages + 1) / _FIRST_RATE
