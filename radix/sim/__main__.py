@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     for name, default, text in (
         ("interval", "32768", "tokens between states on the grid, of `ours`; 0: none"),
         ("opportunistic", "4096", "tokens between states while memory is free, of `ours`; 0: none"),
-        ("block-size", "1", "tokens per KV block, of `ours`"),
+        ("block-size", "64", "tokens per KV block, of `ours`"),
     ):
         flags.add_argument(f"--{name}", default=default, metavar="N,...", help=text)
     flags.add_argument(

@@ -42,7 +42,7 @@ class Plan:
     policies: tuple[str, ...]
     intervals: tuple[int, ...] = (32_768,)
     opportunistic: int = 4096
-    block_size: int = 1
+    block_size: int = 64
     rates: Rates = field(default_factory=Rates)
 
     def cells(self) -> Iterator[Cell]:

@@ -24,7 +24,7 @@ def trace_of(*prompts):
 
 def resumed(name, trace, capacity):
     """What each request resumed."""
-    setup = Setup(MODEL, capacity, trace, interval=0, grid=1, opportunistic=0)
+    setup = Setup(MODEL, capacity, trace, block_size=1, interval=0, grid=1, opportunistic=0)
     found = []
     server = policies.make(name, setup)
     Engine(trace, server, MODEL, on_request=lambda _, n: found.append(n)).run()
