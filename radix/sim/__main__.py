@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     for name, default, text in (
         ("interval", "32768", "tokens between states on the grid, of `ours`; 0: none"),
         ("opportunistic", "4096", "tokens between states while memory is free, of `ours`; 0: none"),
-        ("block-size", "64", "tokens per KV block, of `ours`"),
+        ("block-size", "1", "tokens per KV block, of `ours`"),
     ):
         flags.add_argument(f"--{name}", default=default, metavar="N,...", help=text)
     flags.add_argument(
@@ -53,6 +53,10 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument(
         "--decode-rate", type=int, default=Rates().decode, metavar="N",
         help="tokens per second of one answer; default: %(default)s",
+    )  # fmt: skip
+    flags.add_argument(
+        "--coarse", action="store_true",
+        help="count a block of the trace as one token, for speed; not for sglang",
     )  # fmt: skip
     flags.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at a time")
     flags.add_argument("--json", type=Path, metavar="F", help="write the result")
@@ -96,6 +100,7 @@ def _plan(options: argparse.Namespace) -> cells.Plan:
         intervals=_numbers("--interval", options.interval),
         opportunistic=_one("--opportunistic", options.opportunistic),
         block_size=_one("--block-size", options.block_size),
+        coarse=options.coarse,
         rates=Rates(options.prefill_rate, options.decode_rate),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
@@ -28,13 +28,18 @@ if TYPE_CHECKING:
 _EVERY = 16  # requests between two reports of progress
 UNLIMITED = ("null", "unbounded")  # policies that no capacity changes
 INTERVAL_OF = ("ours",)  # policies with an interval
+ALWAYS_EXACT = ("sglang",)  # policies that count in pages of their own
 
 _loaded: dict[Path, Trace] = {}  # of this process
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which cells to run."""
+    """Which cells to run.
+
+    With `coarse` a block of the trace counts as one token for every policy: as many times faster,
+    and right to a block's length. `sglang`, whose units are its own, is always run exactly.
+    """
 
     trace: Path
     model: Model
@@ -42,8 +47,9 @@ class Plan:
     policies: tuple[str, ...]
     intervals: tuple[int, ...] = (32_768,)
     opportunistic: int = 4096
-    block_size: int = 64
+    block_size: int = 1
     rates: Rates = field(default_factory=Rates)
+    coarse: bool = False
 
     def cells(self) -> Iterator[Cell]:
         """Every cell, capacities outermost. What does not depend on something runs once."""
@@ -66,8 +72,8 @@ class Cell:
 
     def setup(self, requests: Trace) -> Setup:
         """What the policy is built for."""
-        plan = self.plan
-        return Setup(
+        plan, unit = self.plan, self.unit(requests)
+        exact = Setup(
             model=plan.model,
             capacity_bytes=self.capacity_bytes,
             trace=requests,
@@ -75,6 +81,27 @@ class Cell:
             interval=self.interval,
             opportunistic=plan.opportunistic,
         )
+        if unit == 1:
+            return exact
+        return replace(
+            exact,
+            model=plan.model.coarse(unit),
+            trace=requests.coarse(),
+            block_size=1,
+            interval=self.interval // unit,
+            grid=max(1, exact.grid // unit),
+            opportunistic=plan.opportunistic // unit,
+            ghost_tokens=exact.ghost_tokens // unit,
+        )
+
+    def unit(self, requests: Trace) -> int:
+        """Tokens that count as one."""
+        return requests.block_size if self.plan.coarse and self.policy not in ALWAYS_EXACT else 1
+
+    def rates(self, unit: int) -> Rates:
+        """In units."""
+        rates = self.plan.rates
+        return Rates(max(1, rates.prefill // unit), max(1, rates.decode // unit))
 
 
 def load(path: Path) -> Trace:
@@ -91,7 +118,8 @@ def replay(cell: Cell, advance: Advance | None = None) -> dict[str, Any]:
         ValueError: the policy cannot be built at that capacity.
     """
     requests = load(cell.plan.trace)
-    server = policies.make(cell.policy, cell.setup(requests))
+    setup, unit = cell.setup(requests), cell.unit(requests)
+    server = policies.make(cell.policy, setup)
     done = 0
 
     def on_request(_: object, __: int) -> None:
@@ -101,7 +129,7 @@ def replay(cell: Cell, advance: Advance | None = None) -> dict[str, Any]:
             advance(f"{cell.policy} {cell.capacity_bytes / 1e9:g} GB", _EVERY)
 
     start = time.perf_counter()
-    totals = Engine(requests, server, cell.plan.model, cell.plan.rates, on_request).run()
+    totals = Engine(setup.trace, server, setup.model, cell.rates(unit), on_request).run()
     wall_s = time.perf_counter() - start
     if advance is not None:
         advance(f"{cell.policy} {cell.capacity_bytes / 1e9:g} GB", done % _EVERY)
@@ -110,8 +138,8 @@ def replay(cell: Cell, advance: Advance | None = None) -> dict[str, Any]:
         "policy": cell.policy,
         "capacity_bytes": cell.capacity_bytes,
         "interval": cell.interval,
-        "input_tokens": totals.input_tokens,
-        "resumed_tokens": totals.resumed_tokens,
+        "input_tokens": totals.input_tokens * unit,
+        "resumed_tokens": totals.resumed_tokens * unit,
         "token_hit_rate": totals.token_hit_rate,
         "requests": totals.requests,
         "saved_flops_share": totals.saved_flops_share,

@@ -46,6 +46,16 @@ class Model:
         """Recompute in tokens, which is what the server's policy minds."""
         return Costs(self.state_bytes, self.token_bytes)
 
+    def coarse(self, size: int) -> Model:
+        """The same with `size` tokens counted as one."""
+        return Model(
+            self.name,
+            self.state_bytes,
+            self.token_bytes * size,
+            self.token_flops * size,
+            self.pair_flops * size * size,
+        )
+
     def geometry(self, capacity_bytes: int, block_size: int) -> Geometry:
         """An arena of that size, its sink included."""
         return Geometry(

@@ -31,7 +31,7 @@ class Setup:
     model: Model
     capacity_bytes: int
     trace: Trace
-    block_size: int = 64
+    block_size: int = 1
     interval: int = 32_768
     grid: int = 64
     opportunistic: int = 4096

@@ -29,15 +29,16 @@ START, END = "<!-- table: python -m radix.sim.table -->", "<!-- end of table -->
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A trace, and the capacities it is replayed at."""
+    """A trace, the capacities it is replayed at, and whether coarsely (`cells.Plan`)."""
 
     name: str
     file: str
     capacities_gb: tuple[int, ...]
+    coarse: bool = False
 
 
 LOADS = (
-    Load("agentic", "agentic-coding.jsonl.gz", (8, 16, 32, 64, 128)),
+    Load("agentic", "agentic-coding.jsonl.gz", (8, 16, 32, 64, 128), coarse=True),
     Load("conversation", "mooncake-conversation.jsonl.gz", (16, 32, 64, 128, 256)),
     Load("airline", "airline-chat.jsonl.gz", (1, 2, 4, 8)),
 )
@@ -110,7 +111,8 @@ def _complete(
     missing = tuple(gb * GB for gb in load.capacities_gb if gb * GB not in done)
     if missing and not (done and policy in cells.UNLIMITED):
         path = options.traces / load.file
-        plan = cells.Plan(path, model.load("k3-tp8"), missing, (policy,))
+        k3 = model.load("k3-tp8")
+        plan = cells.Plan(path, k3, missing, (policy,), coarse=load.coarse)
         found += cells.run(plan, jobs=options.jobs, progress=report.progress)["cells"]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,9 +72,26 @@ class Trace:
     id_limit: int
 
     @property
-    def input_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(request.prompt_len for request in self.requests)
+    def block_size(self) -> int:
+        """Tokens per id."""
+        return self.requests[0].block_size
+
+    def coarse(self) -> Trace:
+        """The same with one token per block: lengths in blocks, rounded up."""
+        size = self.block_size
+        rows = []
+        for one in self.requests:
+            prompt = -(-one.prompt_len // size)
+            rows.append(
+                replace(
+                    one,
+                    prompt_len=prompt,
+                    output_len=len(one.ids) - prompt,
+                    boundaries=tuple(depth // size for depth in one.boundaries),
+                    block_size=1,
+                )
+            )
+        return Trace(self.name, tuple(rows), self.id_limit)
 
 
 @dataclass(slots=True)
