@@ -64,6 +64,20 @@ def test_a_prompt_leaves_one_state_a_chunk_and_decode_one_in_256(prompts):
     assert server.violations() == []
 
 
+def test_a_cap_thins_the_states_of_one_path(prompts):
+    first = prompts.request(prompts.new(40_000), output=300)  # chunks leave five, the turn one
+    inside = prompts.request(first.ids[:33_000], prompts.new(10))
+    shallow = prompts.request(first.ids[:9_000], prompts.new(10))
+    given = setup(120_000, state_tokens=STATE, longest=41_000)
+    server = sglang.make(given)
+    assert serve(server, first, inside, shallow) == [0, 32_768, 8_192]
+    server = sglang.make_capped(given)
+    assert serve(server, first) == [0]
+    assert server.counters()["states"] == 3
+    assert serve(server, inside, shallow) == [32_768, 0], "the shallowest went"
+    assert server.violations() == []
+
+
 def test_pressure_cuts_short_and_leaks_nothing(prompts):
     """A prompt whose own states leave no room for its end: SGLang's scheduler would die there."""
     server = sglang.make(setup(200 * STATE, state_tokens=STATE, longest=30_000))

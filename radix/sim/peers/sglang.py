@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 FULL_MEMORY_RATIO = 0.9  # SGLang's default, and its states reserved per running request
 STATES_RESERVED = 5
 STATES_TAKEN = 4  # live, two tracking, and one to replace a donated one
+STATES_PER_PATH = 3  # what its pull request 31230 measured on agents
 SMALL_TOKENS, LARGE_PAGE = 1_000_000, 64
 
 
@@ -51,7 +52,7 @@ class Sglang:
 
     name = "sglang"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, states_per_path: int = -1) -> None:
         model = setup.model
         torch.set_num_threads(1)
         total_tokens = setup.capacity_bytes // model.token_bytes
@@ -65,7 +66,9 @@ class Sglang:
             page_size=1 if total_tokens <= SMALL_TOKENS else LARGE_PAGE,
             rows=max(1, min(self.cap, len(requests))),
             context_tokens=max(r.prompt_len + r.output_len for r in requests),
+            states_per_path=states_per_path,
         )
+        self._states_per_path = states_per_path
         self.tree = self.arena.tree
         self._running: dict[Request, Req] = {}
         self._failed: set[Request] = set()
@@ -163,7 +166,8 @@ class Sglang:
     def _cost(self, start: int, request: Request) -> int:
         """Tokens of KV a request at depth `start` may still take; its chunks leave states."""
         chunks = max(0, -(-(request.prompt_len - start) // CHUNK_TOKENS))
-        states = chunks + (STATES_TAKEN if chunks else 0)
+        left = chunks if self._states_per_path < 0 else min(chunks, self._states_per_path)
+        states = left + (STATES_TAKEN if chunks else 0)
         return request.computed_len - start + states * self.arena.state_tokens
 
     def _allocate(self, req: Req, end: int) -> SimpleNamespace:
@@ -237,13 +241,22 @@ class Sglang:
 
 
 def make(setup: Setup) -> Sglang:
-    """Build it.
+    """SGLang with its defaults.
 
     Raises:
         ValueError: SGLang would not start with so little memory.
     """
+    return _build(setup, -1)
+
+
+def make_capped(setup: Setup) -> Sglang:
+    """SGLang with `--mamba-max-states-per-path 3`, its remedy for long prompts; else as `make`."""
+    return _build(setup, STATES_PER_PATH)
+
+
+def _build(setup: Setup, states_per_path: int) -> Sglang:
     try:
-        return Sglang(setup)
+        return Sglang(setup, states_per_path)
     except RuntimeError as error:
         raise ValueError(
             f"--capacity {setup.capacity_bytes}: SGLang does not start: {error}"

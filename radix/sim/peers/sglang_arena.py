@@ -44,15 +44,17 @@ def build(
     page_size: int,
     rows: int,
     context_tokens: int,
+    states_per_path: int = -1,
     core: str | None = None,
 ) -> Arena:
     """Pools of `total_tokens` x 32 bytes, sink included, under strategy `extra_buffer`.
 
     `rows` is the number of requests that may run at once, `context_tokens` the longest prompt with
-    its answer. `core` is "rust", "python", or None: Rust where it loads. SGLang keeps its
-    configuration process-wide, so a second call ends the life of the first arena.
+    its answer, `states_per_path` SGLang's `--mamba-max-states-per-path` (-1: no cap). `core` is
+    "rust", "python", or None: Rust where it loads. SGLang keeps its configuration process-wide, so
+    a second call ends the life of the first arena.
     """
-    _configure(page_size)
+    _configure(page_size, states_per_path)
     bundle = init_unified_mamba_pools(
         **_layout(state_tokens),
         page_size=page_size,
@@ -81,7 +83,7 @@ def build(
     return Arena(tree, allocator, bundle.req_to_token_pool, page_size, state_tokens)
 
 
-def _configure(page_size: int) -> None:
+def _configure(page_size: int, states_per_path: int) -> None:
     """Fill SGLang's process-wide configuration, and give two CUDA-only spots their CPU twins."""
     reset_context()
     args = ServerArgs(
@@ -91,6 +93,7 @@ def _configure(page_size: int) -> None:
         page_size=page_size,
         chunked_prefill_size=CHUNK_TOKENS,
         mamba_radix_cache_strategy="extra_buffer",
+        mamba_max_states_per_path=states_per_path,
     )
     args._mamba_cache_chunk_size = max(GRID_TOKENS, page_size)  # noqa: SLF001  # else looked up online
     publish(args, role="scheduler")

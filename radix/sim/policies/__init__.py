@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 TABLE: dict[str, str] = {
     "ours": "radix.sim.policies.ours:make",
     "sglang": "radix.sim.peers.sglang:make",
+    "sglang-cap3": "radix.sim.peers.sglang:make_capped",
     "marconi": "radix.sim.peers.marconi:make",
     "vllm": "radix.sim.peers.vllm:make",
     "lru": "radix.sim.peers.lru:make",
