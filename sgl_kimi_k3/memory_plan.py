@@ -106,11 +106,24 @@ def plan_of(server_args: Any) -> MemoryPlan:
             f"{view.model_path} ({model.hf_config.architectures}) has no recurrent state; this "
             "backend serves Kimi K3 and Kimi Linear. Use plain `sglang serve`."
         )
-    attention_tp = attn_tp_size_of(view)
-    with get_parallel().override(attn_tp_size=attention_tp):  # not published before launch
-        dtype = hybrid.mamba2_cache_params.dtype
-    linear = hybrid.linear_attn_config
-    state_bytes, token_bytes = unit_bytes(
+    with get_parallel().override(attn_tp_size=attn_tp_size_of(view)):  # unpublished before launch
+        kv_itemsize = KV_ITEMSIZE.get(view.kv_cache_dtype, model.dtype.itemsize)
+        state_bytes, token_bytes = unit_bytes_of(hybrid, model, kv_itemsize)
+    return MemoryPlan(
+        state_bytes=state_bytes,
+        token_bytes=token_bytes,
+        geometry=_geometry(view, state_bytes, token_bytes),
+        asked_requests=view.max_running_requests,
+        asked_tokens=view.max_total_tokens,
+    )
+
+
+def unit_bytes_of(hybrid: Any, model: Any, kv_itemsize: int) -> tuple[int, int]:
+    """Bytes of one state and of one token's rows on this rank, from SGLang's two configs."""
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415  # seconds to import
+
+    dtype, linear = hybrid.mamba2_cache_params.dtype, hybrid.linear_attn_config
+    return unit_bytes(
         n_kda=len(hybrid.linear_layer_ids),
         n_mla=len(hybrid.full_attention_layer_ids),
         num_heads=linear["num_heads"],
@@ -120,15 +133,8 @@ def plan_of(server_args: Any) -> MemoryPlan:
         rope_dim=model.qk_rope_head_dim,
         state_itemsize=dtype.temporal.itemsize,
         conv_itemsize=dtype.conv.itemsize,
-        kv_itemsize=KV_ITEMSIZE.get(view.kv_cache_dtype, model.dtype.itemsize),
-        tp=attention_tp,
-    )
-    return MemoryPlan(
-        state_bytes=state_bytes,
-        token_bytes=token_bytes,
-        geometry=_geometry(view, state_bytes, token_bytes),
-        asked_requests=view.max_running_requests,
-        asked_tokens=view.max_total_tokens,
+        kv_itemsize=kv_itemsize,
+        tp=get_parallel().attn_tp_size,
     )
 
 

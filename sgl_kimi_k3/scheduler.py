@@ -13,6 +13,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.runtime_context import get_memory, get_schedule
 
 from sgl_kimi_k3.config import BACKEND
+from sgl_kimi_k3.memory_plan import unit_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,21 +180,25 @@ def is_ours(tree_cache: Any) -> bool:
     return isinstance(tree_cache, KimiK3Cache)
 
 
+SHORT_REQUEST_TOKENS = 1000  # a row costs device memory for the whole context length
+
+
 def max_running_requests(original: Callable[..., int], configurator: Any, tokens: int) -> int:
     """AROUND `KVCacheConfigurator.resolve_max_num_reqs`: no static number of states per request.
 
     Stock caps concurrency at `max_mamba_cache_size // 3..5`, whatever was asked for.  Here
-    admission counts bytes, so what was asked for stands.  Unasked, the rows are bounded by the
-    requests of about a thousand tokens that the arena holds on K3's geometry: three for every two
-    states that the static split would have.
+    admission counts bytes, so what was asked for stands.  Unasked, there is a row for every short
+    request that the arena holds, however SGLang's flags would have split it.
     """
     if get_memory().radix_cache_backend != BACKEND or configurator.mambaish_config is None:
         return original(configurator, tokens)
     schedule = get_schedule()
-    asked = schedule.max_running_requests
-    ceiling = (
-        schedule.max_mamba_cache_size * 3 // 2
-        if asked is None
-        else asked // configurator.attn_dp_size
+    if schedule.max_running_requests is not None:
+        return max(1, schedule.max_running_requests // configurator.attn_dp_size)
+    state_bytes, token_bytes = unit_bytes_of(
+        configurator.mambaish_config,
+        configurator.model_config,
+        configurator.kv_cache_dtype.itemsize,
     )
-    return max(1, min(ceiling, tokens // 2))
+    arena = schedule.max_mamba_cache_size * state_bytes + tokens * token_bytes
+    return max(1, arena // (state_bytes + SHORT_REQUEST_TOKENS * token_bytes))

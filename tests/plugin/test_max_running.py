@@ -1,0 +1,36 @@
+"""How many requests may run: what was asked for, or what the arena holds; never a static split."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sgl_kimi_k3.scheduler import max_running_requests
+from tests.plugin.world import publish_args
+from tests.pool.test_sglang_sizes import config
+
+
+def stock(*_args: object) -> int:
+    raise AssertionError("stock's cap was asked for")
+
+
+def limit(states: int, tokens: int, asked: int | None = None) -> int:
+    publish_args(tp_size=8, max_mamba_cache_size=states, max_running_requests=asked)
+    configurator = SimpleNamespace(
+        mambaish_config=config("kimi-k3"),
+        model_config=SimpleNamespace(kv_lora_rank=512, qk_rope_head_dim=64),
+        kv_cache_dtype=torch.bfloat16,
+        attn_dp_size=1,
+    )
+    return max_running_requests(stock, configurator, tokens)
+
+
+@pytest.mark.parametrize(("states", "tokens"), [(181, 408_991), (20, 736_088), (380, 4_700)])
+def test_the_split_of_the_flags_does_not_matter(states, tokens):
+    """20 GiB at TP8: a request of 1,000 tokens takes 56,171,520 + 27,648,000 bytes."""
+    assert limit(states, tokens) == 20 * 2**30 // 83_819_520 == 256
+
+
+def test_what_was_asked_for_stands():
+    """Stock would allow 181 // 3."""
+    assert limit(181, 408_991, asked=300) == 300
