@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     flags.add_argument(
         "--coarse", action="store_true",
-        help="count a block of the trace as one token, for speed; not for sglang",
+        help="count a block of the trace as one token, for speed; not for sglang and vllm",
     )  # fmt: skip
     flags.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at a time")
     flags.add_argument("--json", type=Path, metavar="F", help="write the result")

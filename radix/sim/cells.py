@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _EVERY = 16  # requests between two reports of progress
 UNLIMITED = ("null", "unbounded")  # policies that no capacity changes
 INTERVAL_OF = ("ours",)  # policies with an interval
-ALWAYS_EXACT = ("sglang",)  # policies that count in pages of their own
+ALWAYS_EXACT = ("sglang", "sglang-cap3", "vllm")  # policies that count in pages of their own
 
 _loaded: dict[Path, Trace] = {}  # of this process
 
@@ -38,7 +38,7 @@ class Plan:
     """Which cells to run.
 
     With `coarse` a block of the trace counts as one token for every policy: as many times faster,
-    and right to a block's length. `sglang`, whose units are its own, is always run exactly.
+    and right to a block's length. `sglang` and `vllm`, whose units are their own, run exactly.
     """
 
     trace: Path

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 GB = 1_000_000_000
-ONLINE = ("sglang", "marconi", "vllm", "lru")  # peers that do not know the future
+ONLINE = ("sglang", "sglang-cap3", "marconi", "vllm", "lru")  # peers that do not know the future
 START, END = "<!-- table: python -m radix.sim.table -->", "<!-- end of table -->"
 
 
