@@ -90,8 +90,8 @@ def _tiles(view: Json) -> Table:
         ("Hit rate", percent(rate["window"]), f"{percent(rate['total'])} in all"),
         ("First token", seconds(first["p50"]), f"p95 {seconds(first['p95'])}"),
         ("Next token", seconds(between["p50"]), f"p95 {seconds(between['p95'])}"),
-        ("Prompt tok", per_s(load["prompt_tokens_per_s"]), f"in {view['window_s']:g} s"),
-        ("Output tok", per_s(load["output_tokens_per_s"]), f"in {view['window_s']:g} s"),
+        ("Prompt tok", per_s(load["prompt_tokens_per_s"]), f"in {_span(view)}"),
+        ("Output tok", per_s(load["output_tokens_per_s"]), f"in {_span(view)}"),
         ("Running", count(load["running"]), f"{count(load['queued'])} queued"),
     ]
     if most:
@@ -108,9 +108,14 @@ def _tiles(view: Json) -> Table:
     return table
 
 
+def _span(view: Json) -> str:
+    """How much of the window is known: all of it, or since the first reading."""
+    return f"{min(view['window_s'], view['covered_s']):.0f} s"
+
+
 def _tokens(view: Json) -> Table:
     now, total = view["tokens"]["window"], view["tokens"]["total"]
-    table = _table(f"Prompt tokens in {view['window_s']:g} s", "Tokens", "Share", "Since start")
+    table = _table(f"Prompt tokens in {_span(view)}", "Tokens", "Share", "Since start")
     here, ever = ({"resumed": side["resumed"], **side["lost"]} for side in (now, total))
     for key in [*PARTS, *(key for key in ever if key not in PARTS)]:
         if key in ever:

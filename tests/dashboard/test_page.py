@@ -72,7 +72,7 @@ def test_the_figures_are_the_servers(visit, told):
     for reason, count in tokens["lost"].items():
         expect(cell(page, "reasons", reason, 3)).to_have_text(f"{count:,}")
     rate = f"{100 * tokens['resumed'] / tokens['input']:.1f} %"
-    expect(page.locator("#tile-hit .sub")).to_have_text(f"{rate} since the server's start")
+    expect(page.locator("#tile-hit .sub")).to_have_text(f"{rate} since start")
     checkpoints = told.report["checkpoints"]
     for kind, held in checkpoints["held"].items():
         assert number(cell(page, "checkpoints", kind, 1).inner_text()) == held

@@ -39,7 +39,7 @@ function setTile(key, value, sub) {
 function renderTiles(view) {
   const { hit_rate, latency, load, limits } = view;
   const rate = (n) => (n == null ? NONE : `${n < 10 ? n.toFixed(1) : compact(n)} /s`);
-  setTile("hit", percent(hit_rate.window), `${percent(hit_rate.total)} since the server's start`);
+  setTile("hit", percent(hit_rate.window), `${percent(hit_rate.total)} since start`);
   setTile("ttft", seconds(latency.ttft_s.p50), `p95 ${seconds(latency.ttft_s.p95)}`);
   setTile("itl", seconds(latency.itl_s.p50), `p95 ${seconds(latency.itl_s.p95)}`);
   setTile("prompt", rate(load.prompt_tokens_per_s), `${count(view.tokens.window.input)} in ${span(view.window_s)}`);
