@@ -9,8 +9,6 @@ import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -49,12 +47,10 @@ class AgingPool:
 
     def __init__(self, arena: Arena, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._used = np.zeros(len(arena.pool.states.indices))  # seconds, by state id
-        self._free = arena.free
-        self.fits = arena.fits
-        self.fits_after = arena.fits_after
+        self._used = [0.0] * len(arena.pool.states.indices)  # seconds, by state id
+        self._free, self._alloc = arena.free, arena.alloc
+        self.fits, self.fits_after = arena.fits, arena.fits_after
         self.hit, self.eviction = Ages(), Ages()
-        self._alloc = arena.alloc
 
     def alloc(self, states: int, blocks: int) -> Grant | None:
         """All or nothing."""
@@ -63,19 +59,20 @@ class AgingPool:
     def free(self, states: IdArray, blocks: IdArray) -> None:
         """The tree evicted these states, or let go of these blocks."""
         if states.size:
-            for age in (self._clock() - self._used[states]).tolist():
-                self.eviction.observe(age)
+            now = self._clock()
+            for slot in states.tolist():
+                self.eviction.observe(now - self._used[slot])
         self._free(states, blocks)
 
     def kept(self, slots: Iterable[int]) -> None:
         """The tree took these states."""
-        ids = np.fromiter(slots, dtype=np.int64)
-        if ids.size:
-            self._used[ids] = self._clock()
+        now = self._clock()
+        for slot in slots:
+            self._used[slot] = now
 
     def resumed(self, slot: int, *, counted: bool) -> None:
         """A request resumed from this state."""
         now = self._clock()
         if counted:
-            self.hit.observe(now - float(self._used[slot]))
+            self.hit.observe(now - self._used[slot])
         self._used[slot] = now
