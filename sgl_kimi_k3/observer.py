@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sgl_kimi_k3.ages import AgingPool
 from sgl_kimi_k3.explain import Explanations
-from sgl_kimi_k3.keys import tokens_of
+from sgl_kimi_k3.keys import namespace_of, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +57,8 @@ class Observer:
             if self.explanations is not None:
                 self.explanations.add(req.rid, match)
             if self._trace is not None:
-                self._trace.request(req.rid, tokens_of(req.full_untruncated_fill_ids))
+                tokens = tokens_of(req.full_untruncated_fill_ids)
+                self._trace.request(req.rid, tokens, namespace_of(req))
         self._changed = True
 
     def committed(self, offers: Iterable[Capture], refused: Sequence[int]) -> None:

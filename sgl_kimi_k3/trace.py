@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from radix import TokenArray
 
 
@@ -30,13 +32,14 @@ class TraceWriter:
     def __init__(self, path: str, block_size: int) -> None:
         self._file = Path(path).open("a", buffering=1)  # noqa: SIM115  # open for the process's life
         self._block_size = block_size
+        self._roots: dict[Hashable, int] = {}
         self._ids: dict[tuple[int, bytes], int] = {}
         self._open: dict[str, _Open] = {}
         self._start = time.monotonic()
 
-    def request(self, rid: str, tokens: TokenArray) -> None:
-        """Note a request at its first scheduling."""
-        parent, ids = 0, []
+    def request(self, rid: str, tokens: TokenArray, namespace: Hashable = None) -> None:
+        """Note a request at its first scheduling; namespaces share no id."""
+        parent, ids = self._roots.setdefault(namespace, -len(self._roots)), []
         for start in range(0, len(tokens), self._block_size):
             block = tokens[start : start + self._block_size].tobytes()
             parent = self._ids.setdefault((parent, block), len(self._ids) + 1)

@@ -8,6 +8,7 @@ import pytest
 
 from radix.sim.trace import read
 from radix.tokens import common_len
+from sgl_kimi_k3.trace import TraceWriter
 
 
 def row(ids, length, output=0, at=0, **more):
@@ -95,3 +96,20 @@ def test_other_files_are_refused_by_name(tmp_path, line, reason):
 def test_a_missing_file_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read the trace .*nowhere"):
         read(tmp_path / "nowhere")
+
+
+def test_a_servers_recording_replays(tmp_path):
+    """Two turns of one tenant share 9 tokens; another tenant's equal prompt shares none."""
+    writer = TraceWriter(str(tmp_path / "trace.jsonl"), 4)
+    writer.request("a", np.arange(6))
+    writer.request("b", np.arange(6), "tenant")
+    writer.finished("b", 1)
+    writer.finished("a", 3)
+    writer.request("c", np.arange(12))
+    writer.finished("c", 1)
+    found = {
+        len(r.ids) * 10 + r.output_len: r.tokens() for r in read(tmp_path / "trace.jsonl").requests
+    }
+    first, other, second = found[33], found[21], found[41]
+    assert common_len(first, second) == 9
+    assert common_len(other, second) == 0
