@@ -94,17 +94,16 @@ async def _live(watcher: Watcher, window_s: float) -> None:
     from sgl_kimi_k3.dashboard.terminal import screen  # noqa: PLC0415
 
     console = Console()
+    # A terminal gets its own page back at the end; a pipe gets one screen after another.
+    page = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
     async with contextlib.aclosing(watcher):
-        # A terminal gets its own page back at the end; a pipe gets one screen per reading.
-        with Live(
-            console=console,
-            screen=console.is_terminal,
-            auto_refresh=False,
-            vertical_overflow="crop",
-        ) as live:
+        with page if console.is_terminal else contextlib.nullcontext():
             while True:
                 started = time.monotonic()
                 await watcher.poll()
-                found = watcher.summary(window_s)
-                live.update(screen(found, now=time.time(), height=console.height), refresh=True)
+                now = screen(watcher.summary(window_s), now=time.time(), height=console.height)
+                if console.is_terminal:
+                    page.update(now, refresh=True)
+                else:
+                    console.print(now)
                 await asyncio.sleep(max(0.1, watcher.interval_s - (time.monotonic() - started)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import webbrowser
@@ -82,9 +83,14 @@ def run(options: argparse.Namespace) -> int:
     if options.open:
         webbrowser.open(url)
     config = uvicorn.Config(
-        app(watcher, host=options.host), log_level="warning", access_log=False, lifespan="on"
+        app(watcher, host=options.host),
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=2,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has shut down, and passes it on
+        uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 

@@ -131,8 +131,9 @@ def arena_parts(arena: Mapping[str, Any]) -> dict[str, int]:
     states, kv = arena["states"], arena["kv"]
     return {
         "states": states["live_bytes"] + states["retired_bytes"],
+        "state_holes": states["hole_bytes"],
         "kv": kv["live_bytes"] + kv["retired_bytes"],
-        "holes": states["hole_bytes"] + kv["hole_bytes"],
+        "kv_holes": kv["hole_bytes"],
         "gap": arena["gap_bytes"],
         "sink": arena["sink_bytes"] + arena["slack_bytes"],
     }

@@ -3,10 +3,14 @@
 import contextlib
 import json
 import re
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import requests
 from rich.console import Console
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse
@@ -120,6 +124,19 @@ def test_a_taken_port_is_told_so(capsys):
         port = taken.getsockname()[1]
         assert cli.main(["dashboard", "--port", str(port)]) == 2
     assert f"--port {port}: Address already in use; choose another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["dashboard --port 0", "top"])
+def test_ctrl_c_is_how_it_ends(command):
+    code = "import sys; from sgl_kimi_k3 import cli; sys.exit(cli.main(sys.argv[1:]))"
+    arguments = [sys.executable, "-c", code, *command.split(), "--server", "127.0.0.1:1"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        line = process.stdout.readline().decode()
+        if page := re.search(r"http://\S+:\d+(?=  )", line):
+            assert requests.get(page[0], timeout=60).status_code == 200
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert (process.returncode, told) == (0, b"")
 
 
 def test_what_is_missing_is_named_with_the_remedy(capsys, monkeypatch):

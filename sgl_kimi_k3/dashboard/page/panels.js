@@ -140,7 +140,7 @@ function renderArena(view) {
 
 // Without /server_info only the sums are known.
 function coarse(parts) {
-  const order = [["sink", "sink"], ["states_used", "states"], ["states_holes", "holes"], ["gap", "gap"], ["kv_used", "kv"]];
+  const order = [["sink", "sink"], ["states_used", "states"], ["states_holes", "state_holes"], ["gap", "gap"], ["kv_holes", "kv_holes"], ["kv_used", "kv"]];
   const segments = order.map(([part, key]) => ({ part, bytes: parts[key] ?? 0 }));
   return { total_bytes: segments.reduce((sum, one) => sum + one.bytes, 0), segments };
 }
