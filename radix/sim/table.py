@@ -159,7 +159,7 @@ def _rates(results: dict[str, Any], load: Load, policy: str) -> dict[int, float]
 
 
 def _standing(here: dict[str, float | None]) -> tuple[float | None, float | None]:
-    """Points ahead of the best online peer, and the share of its gap that is closed."""
+    """Points ahead of the best online peer; percent of its gap that are closed, at most 100."""
     peers = [rate for name in ONLINE if (rate := here.get(name)) is not None]
     ours, ideal = here.get("ours"), here.get("clairvoyant")
     if not peers or ours is None:
@@ -167,7 +167,7 @@ def _standing(here: dict[str, float | None]) -> tuple[float | None, float | None
     lead = ours - max(peers)
     if ideal is None or ideal - max(peers) <= 1:
         return lead, None
-    return lead, 100 * lead / (ideal - max(peers))
+    return lead, min(100.0, 100 * lead / (ideal - max(peers)))
 
 
 def machine() -> str:
