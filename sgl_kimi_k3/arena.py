@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mempool import Geometry, Pool, Side
+from mempool import Geometry, Move, Pool, Side
 from mempool.storage import Storage, upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mempool import Grant, IdArray, Move, Table
+    from mempool import Grant, IdArray, Table
     from sgl_kimi_k3.decisions import DecisionLog
 
 NO_IDS: IdArray = np.empty(0, dtype=np.int64)
@@ -148,6 +148,26 @@ class Arena:
         indices = self.pool.states.index_of(np.array(pairs, dtype=np.int64))
         with self._in_order():
             self.storage.copy_states(indices[:, 0], indices[:, 1])
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks from the first id of each pair to the second, which was just taken."""
+        indices = self.pool.blocks.index_of(np.array(pairs, dtype=np.int64))
+        with self._in_order():
+            self.storage.move((Move(Side.BLOCK, indices[:, 0], indices[:, 1]),))
+
+    def warm_up(self) -> None:
+        """Run every operation once, into the sink: nothing compiles or loads while serving."""
+        geometry = self.geometry
+        sink = np.zeros(1, dtype=np.int64)
+        with self._in_order():
+            for side, unit in (
+                (Side.STATE, geometry.state_first),
+                (Side.BLOCK, geometry.block_last),
+            ):
+                self.storage.move((Move(side, np.array([unit], dtype=np.int64), sink),))
+                self._tables[side][1].refresh(sink)
+            self.storage.zero_states(sink)
+            self.storage.zero_blocks(sink)
 
     def compact(self, budget_bytes: int) -> int:
         """Move at most `budget_bytes` to retreat the frontiers; returns the number of moves."""

@@ -15,6 +15,7 @@ from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.compat import IncompatibleError
 from sgl_kimi_k3.models import is_portable
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
+from sgl_kimi_k3.resolution import check_page_size
 from sgl_kimi_k3.trace import TraceWriter
 
 if TYPE_CHECKING:
@@ -46,11 +47,7 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
             "--radix-cache-backend kimi_k3 needs its own pool, but SGLang built "
             f"{type(allocator).__name__}: pass --enable-unified-memory"
         )
-    if params.page_size != 1:
-        raise ValueError(
-            f"--radix-cache-backend kimi_k3 runs with --page-size 1, but the attention backend "
-            f"chose {params.page_size}: pass --attention-backend triton"
-        )
+    check_page_size(params.page_size, options.grid)
     _check_model(context.model_config.hf_config.architectures)
     _warn_if_inert(options, context.model_config.context_len)
     rule = _boundary_rule(context.server_args) if options.boundaries == "auto" else None

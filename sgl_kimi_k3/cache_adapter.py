@@ -1,24 +1,16 @@
 """SGLang's prefix cache interface over `radix.PrefixCache`: SGLang's words stop here.
 
-What a request owns, as regions of its row (positions are tokens):
-
-    [0, cache_protected_len)          the tree's, pinned by `req.lock`
-    [cache_protected_len, allocated)  the request's own until a commit publishes it
-    mamba_pool_idx                    the request's live state, after the last computed token
-
-How states get into slots is `capture`'s business.  Everything is enqueued with or right behind the
-forward that leaves the state, so it is exact although the next step may already be launched when
-the result is processed.  At the end the live state itself is given to the tree.
+`capture.py` takes states while a request runs, `handover.py` publishes them; this is the face that
+SGLang's scheduler sees, and where both kinds of memory are asked for.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.base_prefix_cache import (
     BasePrefixCache,
     DecLockRefResult,
@@ -28,10 +20,10 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 )
 from sglang.srt.mem_cache.common import coalesce_ranges
 
-from mempool.storage import upload
 from radix import CacheConfig, Costs, Kind, PrefixCache
-from sgl_kimi_k3.capture import Capture, Captures
+from sgl_kimi_k3.capture import Captures
 from sgl_kimi_k3.decisions import DecisionLog
+from sgl_kimi_k3.handover import Handover, Lock
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 from sgl_kimi_k3.metrics import Metrics
 from sgl_kimi_k3.observer import Observer
@@ -47,8 +39,9 @@ if TYPE_CHECKING:
     )
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
-    from radix import Commit, IdArray, Match, Pin
+    from radix import Match
     from sgl_kimi_k3.boundaries import BoundaryRule
+    from sgl_kimi_k3.capture import Copies
     from sgl_kimi_k3.config import Options
     from sgl_kimi_k3.pool_adapter import ArenaAllocator
     from sgl_kimi_k3.trace import TraceWriter
@@ -58,14 +51,6 @@ logger = logging.getLogger(__name__)
 # Opportunistic states leave room for new work: these states and one part in so many of the arena.
 RESERVED_STATES = 2
 RESERVED_SHARE = 8
-
-
-@dataclass(slots=True)
-class Lock:
-    """SGLang's `req.lock`: the pin that protects a path, opaque to SGLang."""
-
-    node: Match | None
-    pin: Pin
 
 
 class KimiK3Cache(BasePrefixCache):
@@ -111,11 +96,20 @@ class KimiK3Cache(BasePrefixCache):
         self.captures = Captures(
             self.cache,
             self.arena,
+            self.req_to_token_pool,
             rule=rule,
             kernel_chunk=kernel_chunk,
             grid=options.grid,
             step_blocks=self.req_to_token_pool.size,
             flush_held_frees=self.token_to_kv_pool_allocator.flush_held_frees,
+        )
+        self.handover = Handover(
+            self.cache,
+            self.arena,
+            rows=self.req_to_token_pool,
+            allocator=self.token_to_kv_pool_allocator,
+            captures=self.captures,
+            observer=self.observer,
         )
         if options.check:
             self.arena.decisions = DecisionLog()
@@ -144,17 +138,30 @@ class KimiK3Cache(BasePrefixCache):
 
         The lookup itself changes nothing.  With `cow_mamba` a live slot is taken for the copy the
         forward will make; when none can be had the answer is "no prefix", and admission, which
-        counts states, refuses the request for now.
+        counts states, refuses the request for now.  It is also "no prefix" where the state and the
+        block to copy from would leave the request no room in an arena of its own: cold it fits.
         """
         key = params.key
         if self.disable or len(key) == 0:
-            return _result(0, None)
+            return _result(0, None, 0)
         match = self.cache.match(tokens_of(key.token_ids), namespace_of(key), limit=len(key))
-        if match.resume_len == 0:
-            return _result(0, match)
-        if params.cow_mamba and not self._take_live_slot(params.req, match):
-            return _result(0, None)
-        return _result(match.resume_len, match)
+        resumed = match.resume_len
+        if resumed and params.cow_mamba:
+            req = params.req
+            if not (self._fits_resumed(req) and self._take_live_slot(req, match)):
+                return _result(0, None, 0)
+        return _result(resumed, match, resumed - resumed % self.page_size)
+
+    def _fits_resumed(self, req: Req) -> bool:
+        """Whether an arena with nothing else in it admits the request beside what it copies from.
+
+        As `PrefillAdder.add_one_req` counts, with a block for each of the three places it rounds.
+        """
+        new = req.sampling_params.max_new_tokens - len(req.output_ids)
+        tokens = len(req.full_untruncated_fill_ids) + min(max(new, 0), CLIP_MAX_NEW_TOKENS)
+        geometry = self.arena.geometry
+        room = geometry.blocks_above(geometry.state_end(2)) * self.page_size
+        return tokens + 3 * self.page_size <= room
 
     def _take_live_slot(self, req: Req, match: Match) -> bool:
         if not req.kv.holds_mamba:
@@ -172,13 +179,27 @@ class KimiK3Cache(BasePrefixCache):
         """Token ids of the matched prefix: int64 [resume_len]."""
         if node is None or node.resume_len == 0:
             return torch.empty(0, dtype=torch.int64, device=self.arena.device)
-        return self._token_ids(self.cache.path_blocks(node))
+        return self.handover.token_ids(self.cache.path_blocks(node))[: node.resume_len]
 
     def prefix_device_indices(self, req: Req) -> torch.Tensor:
-        """Token ids of the prefix a new request matched; its row starts with these blocks."""
-        blocks = self.cache.path_blocks(req.last_node)[: req.prefix_len // self.page_size]
+        """Token ids of the prefix a new request matched; its row starts with these blocks.
+
+        If the prefix ends inside a block, the row gets a block of its own with the same rows, and
+        goes on in it: the tree's is never written, and two requests never share one they write.
+        The copy runs on the forward's stream, behind the forward that filled the tree's block.
+        """
+        blocks = self.cache.path_blocks(req.last_node)
+        if req.prefix_len % self.page_size:
+            grant = self._acquire(0, 1)
+            if grant is None:
+                raise RuntimeError(
+                    f"no block for the prefix of {req.rid}, which was admitted with one: "
+                    + self.available_and_evictable_str()
+                )
+            self.arena.copy_blocks([(int(blocks[-1]), int(grant.blocks[0]))])
+            blocks[-1] = grant.blocks[0]
         req.kimi_k3_prefix = blocks
-        return self._token_ids(blocks)
+        return self.handover.token_ids(blocks)[: req.prefix_len]
 
     # -- locks --
 
@@ -209,8 +230,15 @@ class KimiK3Cache(BasePrefixCache):
             self.cache.touch(req.lock.pin)
             self.observer.admitted(self.cache, req)
 
-    def launched(self, reqs: list[Req]) -> None:
-        """A prefill of these was launched: states they resumed from are copied, need no pin."""
+    def launched(self, reqs: list[Req], copies: Copies) -> None:
+        """A prefill of these was launched: copy what it leaves.
+
+        The states they resumed from are copied by now and need no pin.
+        """
+        if copies.states:
+            self.arena.copy_states(copies.states)
+        if copies.blocks:
+            self.arena.copy_blocks(copies.blocks)
         for req in reqs:
             if req.lock is not None:
                 self.cache.relax(req.lock.pin)
@@ -222,71 +250,25 @@ class KimiK3Cache(BasePrefixCache):
                 self.req_to_token_pool.free_mamba_cache(req)
             return
         if req.finished():
-            self._finish(req, up_to, Kind.TURN_END)
-            return
-        captures = self.captures.collect(req)
-        if captures:
-            commit = self._commit(req, up_to, captures, finished=False)
-            req.lock = Lock(None, commit.pin)
+            self.handover.finish(req, up_to, Kind.TURN_END)
+        else:
+            self.handover.publish(req, up_to)
 
     def retract(self, req: Req) -> None:
-        """Before SGLang takes a running request's memory: leave its latest state in the tree.
+        """SGLang takes a running request's memory: leave its latest state in the tree."""
+        if not req.finished():
+            self.observer.retracted += 1
+            self.abandon(req)
 
-        The state and the KV behind it become evictable like any other, so that memory needed now
-        still comes from whatever is least valuable.
+    def abandon(self, req: Req) -> None:
+        """Before SGLang frees what an unfinished request holds: leave all of it in the tree.
+
+        The live state and the KV behind it become evictable like any other, so that memory needed
+        now still comes from whatever is least valuable.
         """
-        if req.finished():
-            return
-        self.observer.retracted += 1
-        if self.disable or not (req.kv.holds_kv and req.kv.holds_mamba):
-            return
-        req.refresh_fill_ids()
-        self._finish(req, req.kv.kv_committed_len, Kind.RETRACT)
-
-    def _finish(self, req: Req, up_to: int, kind: Kind) -> None:
-        """Publish what is held and the live state, if its depth can be named; free the rest."""
-        held = self.captures.collect(req)
-        offers = [one for one in held if one.depth < up_to]
-        # The live state stands for a prompt end that is also the turn's end.
-        self.captures.free(one.slot for one in held if one.depth >= up_to)
-        live = None
-        if up_to == req.kv.kv_committed_len and up_to % self.page_size == 0 and up_to > 0:
-            live = Capture(up_to, self.arena.slots.read_one(req.kv.mamba_pool_idx), kind)
-            offers.append(live)
-        refused = self._commit(req, up_to, offers, finished=True).refused
-        if live is not None and live.slot not in refused:
-            req.kv.mamba_pool_idx = None
-        req.lock = None
-        if req.kv.holds_mamba:
-            self.req_to_token_pool.free_mamba_cache(req)
-
-    def _commit(self, req: Req, up_to: int, offers: list[Capture], *, finished: bool) -> Commit:
-        """Hand [cache_protected_len, up_to) to the tree; adopt its blocks where it had some.
-
-        Slots the tree refuses are freed, except the request's live one.
-        """
-        start, size = req.kv.cache_protected_len, self.page_size
-        row, rows = req.kv.req_pool_idx, self.req_to_token_pool
-        mine = rows.blocks(row, start // size, up_to // size)
-        commit = self.cache.commit(
-            req.lock.pin,
-            tokens_of(req.full_untruncated_fill_ids)[:up_to],
-            namespace_of(req),
-            mine,
-            [(one.depth, one.slot, one.kind) for one in offers],
-            finished=finished,
-            refused=self.captures.collect_refused(req),
-        )
-        self.observer.committed(offers, commit.refused)
-        for first, last in commit.duplicates:
-            same = slice((first - start) // size, (last - start) // size)
-            self.token_to_kv_pool_allocator.free_blocks(mine[same])
-            rows.put(row, first // size, commit.blocks[same])
-            rows.write((row, slice(first, last)), self._token_ids(commit.blocks[same]))
-        req.kv.cache_protected_len = commit.kept_len
-        live = self.arena.slots.read_one(req.kv.mamba_pool_idx)
-        self.captures.free(slot for slot in commit.refused if slot != live)
-        return commit
+        if not self.disable and req.kv.holds_kv and req.kv.holds_mamba:
+            req.refresh_fill_ids()
+            self.handover.finish(req, req.kv.kv_committed_len, Kind.RETRACT)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
         """Give back block-aligned runs of a request's row; an end may be inside a block."""
@@ -415,16 +397,11 @@ class KimiK3Cache(BasePrefixCache):
         """Print the same (SGLang calls it before it raises)."""
         print(self.available_and_evictable_str())  # noqa: T201  # SGLang's contract
 
-    def _token_ids(self, blocks: IdArray) -> torch.Tensor:
-        if self.page_size > 1:
-            offsets = np.arange(self.page_size, dtype=np.int64)
-            blocks = (blocks[:, None] * self.page_size + offsets).ravel()
-        return upload(blocks, self.arena.device)
 
-
-def _result(length: int, node: Match | None) -> MatchResult:
+def _result(length: int, node: Match | None, protected_len: int) -> MatchResult:
     return MatchResult(
         device_prefix_len=length,
+        cache_protected_len=protected_len,
         last_device_node=node,
         last_host_node=node,
         best_match_node=node,

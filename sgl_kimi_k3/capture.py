@@ -8,7 +8,8 @@ A request's stops are planned at admission.  A state at a stop is captured in on
 - at the end of a chunk, where no kernel can do that: the chunk is cut there, and the live state is
   copied right behind the forward, on its stream.  So is the state at the very end of a prompt.
 
-A captured slot is the request's until a commit publishes it.
+Where a state stands inside a KV block, the block is copied with it, also behind the forward: the
+request goes on writing its own.  Both copies are the request's until a commit publishes them.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ import numpy as np
 
 from radix import Kind
 from radix.tokens import common_len
-from sgl_kimi_k3.arena import NO_IDS
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from sglang.srt.managers.schedule_batch import Req
 
     from radix import PrefixCache
     from sgl_kimi_k3.arena import Arena
     from sgl_kimi_k3.boundaries import BoundaryRule
+    from sgl_kimi_k3.rows import RequestRows
 
 
 _FIRST = (Kind.PROMPT_END, Kind.JUNCTION, Kind.BOUNDARY, Kind.INTERVAL)
@@ -38,11 +39,23 @@ _FIRST = (Kind.PROMPT_END, Kind.JUNCTION, Kind.BOUNDARY, Kind.INTERVAL)
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A state slot that the launched chunk fills."""
+    """A state slot that the launched chunk fills, and, inside a block, a block for the KV."""
 
     depth: int
     slot: int
     kind: Kind
+    tail: int | None = None
+
+
+Pairs = list[tuple[int, int]]  # ids: copy the first to the second
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What is to be copied right behind a forward."""
+
+    states: Pairs
+    blocks: Pairs
 
 
 class Captures:
@@ -50,7 +63,8 @@ class Captures:
 
     Args:
         cache: the tree, for stops and for room.
-        arena: where slots come from.
+        arena: where slots and blocks come from.
+        rows: the requests' own blocks.
         rule: message ends, or None.
         kernel_chunk: the KDA kernel's chunk if it writes states inside a pass, else 0.
         grid: smallest gain, in tokens, worth waiting for another request's state.
@@ -62,6 +76,7 @@ class Captures:
         self,
         cache: PrefixCache,
         arena: Arena,
+        rows: RequestRows,
         *,
         rule: BoundaryRule | None,
         kernel_chunk: int,
@@ -71,6 +86,7 @@ class Captures:
     ) -> None:
         self._cache = cache
         self._arena = arena
+        self._rows = rows
         self._rule = rule
         self.kernel_chunk = kernel_chunk
         self._grid = grid
@@ -128,8 +144,8 @@ class Captures:
 
     # -- taking slots, before the forward is launched --
 
-    def at_end(self, req: Req) -> tuple[int, int] | None:
-        """If the chunk ends on a stop: (live state, slot to copy it to behind the forward).
+    def at_end(self, req: Req) -> list[Capture]:
+        """Where the live state goes if the chunk ends on a stop; to be copied behind the forward.
 
         Best effort: without memory the chunk runs all the same and nothing is kept.  A prompt's end
         that the kernel can write is left to it, a step earlier: from there the same prompt can be
@@ -137,9 +153,8 @@ class Captures:
         """
         kind: Kind | None = req.kimi_k3_stops.get(req.extend_end)
         if kind is None or (self.kernel_chunk and kind is Kind.PROMPT_END):
-            return None
-        taken = self._take(req, [(req.extend_end, kind)])
-        return (self._arena.slots.read_one(req.kv.mamba_pool_idx), taken[0].slot) if taken else None
+            return []
+        return self._take(req, [(req.extend_end, kind)])
 
     def inside(self, req: Req) -> list[Capture]:
         """The states the kernel shall write inside the chunk.  Optional ones never evict."""
@@ -170,22 +185,23 @@ class Captures:
         return req.__dict__.get("kimi_k3_captures", [])
 
     def _take(self, req: Req, wanted: list[tuple[int, Kind]]) -> list[Capture]:
-        """Slots for states at these depths, all optional or none of them; the first come first."""
+        """Memory for states at these depths, all optional or none; the first come first."""
         if not wanted:
             return []
         self._flush_held_frees()
-        slots: list[int] = []
         if all(kind is Kind.OPPORTUNISTIC for _, kind in wanted):
-            slots += self._spare_slots(len(wanted))
+            taken = self._take_spare(wanted)
         else:
-            # A commit makes these evictable; until then the next step of every request must fit.
-            while len(slots) < len(wanted) and self._cache.fits(1, self._step_blocks):
-                grant = self._cache.acquire(1, 0)
+            taken = []
+            for depth, kind in wanted:
+                tails = self._tails(depth)
+                # A commit makes these evictable; until then every request's next step must fit.
+                if not self._cache.fits(1, self._step_blocks + tails):
+                    break
+                grant = self._cache.acquire(1, tails)
                 assert grant is not None, "the cache refused what it said would fit"
-                slots += grant.states.tolist()
-        taken = [
-            Capture(depth, slot, kind) for (depth, kind), slot in zip(wanted, slots, strict=False)
-        ]
+                tail = int(grant.blocks[0]) if tails else None
+                taken.append(Capture(depth, int(grant.states[0]), kind, tail))
         for depth, kind in wanted[len(taken) :]:
             self._cache.counters.skipped[kind] += 1
             req.__dict__.setdefault("kimi_k3_refused", []).append(depth)
@@ -196,13 +212,37 @@ class Captures:
             held += taken
         return taken
 
-    def _spare_slots(self, count: int) -> list[int]:
+    def _take_spare(self, wanted: list[tuple[int, Kind]]) -> list[Capture]:
         """All or nothing, evicting nothing, while some states stay free."""
-        if not self._arena.fits(count + OPTIONAL_RESERVE_STATES, 0):
+        count, tails = len(wanted), sum(self._tails(depth) for depth, _ in wanted)
+        if not self._arena.fits(count + OPTIONAL_RESERVE_STATES, tails):
             return []
-        grant = self._arena.alloc(count, 0, overwritten=True)
-        assert grant is not None, ("the pool refused what it said would fit", count)
-        return grant.states.tolist()
+        grant = self._arena.alloc(count, tails, overwritten=True)
+        assert grant is not None, ("the pool refused what it said would fit", count, tails)
+        blocks = iter(grant.blocks.tolist())
+        return [
+            Capture(depth, slot, kind, next(blocks) if self._tails(depth) else None)
+            for (depth, kind), slot in zip(wanted, grant.states.tolist(), strict=True)
+        ]
+
+    def _tails(self, depth: int) -> int:
+        """Blocks that a state at `depth` brings."""
+        return int(depth % self._arena.geometry.block_size > 0)
+
+    def copies(
+        self, reqs: Sequence[Req], ends: Sequence[list[Capture]], inside: Sequence[list[Capture]]
+    ) -> Copies:
+        """What must be copied behind the forward of `reqs` for what was taken."""
+        states, blocks = [], []
+        for req, end, within in zip(reqs, ends, inside, strict=True):
+            live = self._arena.slots.read_one(req.kv.mamba_pool_idx) if end else 0
+            states += [(live, one.slot) for one in end]
+            blocks += [
+                (self._rows.block_at(req.kv.req_pool_idx, one.depth - 1), one.tail)
+                for one in (*end, *within)
+                if one.tail is not None
+            ]
+        return Copies(states, blocks)
 
     # -- giving them on or back --
 
@@ -220,13 +260,18 @@ class Captures:
 
     def drop(self, req: Req) -> None:
         """Free what the request holds."""
-        self.free(capture.slot for capture in self.collect(req))
+        self.free(self.collect(req))
 
-    def free(self, slots: Iterable[int]) -> None:
-        """Free state slots."""
-        ids = np.fromiter(slots, dtype=np.int64)
-        if ids.size:
-            self._arena.free(ids, NO_IDS)
+    def free(self, captures: Iterable[Capture]) -> None:
+        """Free what captures hold."""
+        gone = tuple(captures)
+        tails = [one.tail for one in gone if one.tail is not None]
+        self.give_back([one.slot for one in gone], tails)
+
+    def give_back(self, slots: Sequence[int], tails: Sequence[int]) -> None:
+        """Free state slots and blocks."""
+        if slots or tails:
+            self._arena.free(np.array(slots, dtype=np.int64), np.array(tails, dtype=np.int64))
 
 
 # Free states that must remain before opportunistic ones are taken.

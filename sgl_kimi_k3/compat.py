@@ -72,6 +72,22 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
     ),
     "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class": ("self",),
     "sglang.srt.managers.scheduler.Scheduler.get_internal_state": ("self", "recv_req"),
+    "sglang.srt.managers.scheduler.Scheduler.process_pending_chunked_abort": ("self",),
+    "sglang.srt.managers.scheduler.Scheduler.update_running_batch": ("self", "batch"),
+    "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue": (
+        "self",
+        "req",
+        "is_retracted",
+    ),
+    "sglang.srt.managers.schedule_batch.retract_all": (
+        "reqs",
+        "req_to_token_pool",
+        "token_to_kv_pool_allocator",
+        "tree_cache",
+        "hisparse_coordinator",
+        "offload_kv",
+    ),
+    "sglang.srt.managers.schedule_policy.CLIP_MAX_NEW_TOKENS": None,
     "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": ("self",),
     "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation": (
         "self",

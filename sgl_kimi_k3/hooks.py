@@ -78,6 +78,16 @@ HOOKS = (
         "a retracted request leaves its latest state",
     ),
     Hook(
+        "sglang.srt.managers.scheduler.Scheduler.process_pending_chunked_abort",
+        "sgl_kimi_k3.scheduler:abort_unfinished",
+        "an aborted prefill leaves what it computed",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.update_running_batch",
+        "sgl_kimi_k3.scheduler:update_running_batch",
+        "retraction waits for the step in flight; an unfinished prefill gives way first",
+    ),
+    Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
         "sgl_kimi_k3.live:internal_state",
         "`/server_info` shows what the cache counted and what the arena holds",

@@ -165,6 +165,22 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         """Admission's budget: free and evictable bytes of both kinds, counted once."""
         return JointPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
 
+    def get_extend_allocation_demand(
+        self,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        *,
+        conservative_num_tokens: int,  # noqa: ARG002  # SGLang's signature
+        shard_size: int,  # noqa: ARG002
+    ) -> int:
+        """Tokens of the blocks that `alloc_extend` will take, exactly: no more is evicted."""
+        return self._new_blocks(prefix_lens_cpu, seq_lens_cpu) * self.page_size
+
+    def _new_blocks(self, prefix_lens_cpu: torch.Tensor, seq_lens_cpu: torch.Tensor) -> int:
+        size = self.page_size
+        before, after = (-(-lens // size) for lens in (prefix_lens_cpu, seq_lens_cpu))
+        return int((after - before).sum())
+
     def evict_to_free_tokens(self, tree_cache: KimiK3Cache, num_tokens: int) -> bool | None:
         """Evict, whichever kind is cheaper, until `num_tokens` fit; False if they cannot."""
         blocks = self._blocks_for(num_tokens)
@@ -239,9 +255,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         """Token ids for the new part of each sequence; a partly filled last block goes first."""
         size = self.page_size
         if num_new_pages is None:
-            num_new_pages = int(
-                ((seq_lens_cpu + size - 1) // size - (prefix_lens_cpu + size - 1) // size).sum()
-            )
+            num_new_pages = self._new_blocks(prefix_lens_cpu, seq_lens_cpu)
         blocks = self._take(num_new_pages)
         if blocks is None:
             return None
@@ -369,7 +383,8 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         return self.arena.compact(COMPACTION_BYTES_PER_CALL)
 
     def prewarm_compaction(self) -> None:
-        """Nothing to compile: moves are plain copies."""
+        """SGLang calls this at start: compile and load what serving needs of ours."""
+        self.arena.warm_up()
 
     def set_latest_forward_done_event(self, event: Any) -> None:
         """Moves run on the forward's stream order; no event is needed."""

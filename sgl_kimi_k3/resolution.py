@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
-from sgl_kimi_k3.config import BACKEND
+from sgl_kimi_k3.config import BACKEND, PREFIX, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +106,16 @@ def page_major_layout(original: Callable[[Any], None], server_args: Any) -> None
     original(server_args)
 
 
+def check_page_size(page_size: int, grid: int) -> None:
+    """Raise ValueError unless the states' grid is made of whole pages."""
+    if grid % page_size:
+        raise ValueError(
+            f"--page-size {page_size} does not divide {PREFIX}GRID={grid}, but states on the grid "
+            f"stand at page ends. Use --page-size 1 or 64, or set {PREFIX}GRID="
+            f"{-(-grid // page_size) * page_size}."
+        )
+
+
 def refuse_unsupported(view: Any) -> None:
     """Raise ValueError naming the flag, its value and the fix for what this backend cannot do."""
     for flag, attribute, works, why in REFUSED:
@@ -115,11 +125,7 @@ def refuse_unsupported(view: Any) -> None:
                 f"--radix-cache-backend {BACKEND} does not support {flag} (got {value!r}): {why}. "
                 f"Drop {flag}."
             )
-    if view.page_size not in (None, 1):
-        raise ValueError(
-            f"--radix-cache-backend {BACKEND} runs with --page-size 1 (got {view.page_size}): "
-            "states are captured at chunk ends, which need not be page ends. Drop --page-size."
-        )
+    check_page_size(view.page_size or 1, Options.from_env(os.environ).grid)
     if view.kv_cache_dtype not in KV_DTYPES:
         raise ValueError(
             f"--radix-cache-backend {BACKEND} keeps MLA rows as bfloat16 or fp8, not "

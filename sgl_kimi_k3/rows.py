@@ -76,6 +76,10 @@ class RequestRows(UnifiedHybridReqToTokenPool):
         assert stop <= self._held[row], f"row {row} holds {self._held[row]} blocks, not {stop}"
         return self._blocks[row, start:stop].astype(np.int64)
 
+    def block_at(self, row: int, position: int) -> int:
+        """The block id in which a token of the row lies."""
+        return int(self.blocks(row, *(position // self._block_size + n for n in (0, 1)))[0])
+
     def put(self, row: int, start: int, blocks: IdArray) -> None:
         """Replace block ids of a row from block position `start`; the device's is the caller's."""
         stop = start + len(blocks)

@@ -5,10 +5,12 @@ No tree access here; the cache adapter answers "where is this request's next sto
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.managers.schedule_batch import retract_all
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.runtime_context import get_memory, get_schedule
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_policy import _PrefillAdmission
 
     from sgl_kimi_k3.cache_adapter import KimiK3Cache
-    from sgl_kimi_k3.capture import Capture
+    from sgl_kimi_k3.capture import Capture, Copies
+
+logger = logging.getLogger(__name__)
 
 
 class StopAwareAdder(PrefillAdder):
@@ -118,9 +122,10 @@ def prepare_for_extend(original: Callable[..., None], batch: Any) -> None:
     original(batch)
     if keeps_states(batch.tree_cache):
         captures = batch.tree_cache.captures
-        pairs = [captures.at_end(req) for req in batch.reqs]
-        batch.kimi_k3_copies = [pair for pair in pairs if pair is not None]
-        batch.kimi_k3_inside = [captures.inside(req) for req in batch.reqs]
+        ends = [captures.at_end(req) for req in batch.reqs]
+        inside = [captures.inside(req) for req in batch.reqs]
+        batch.kimi_k3_copies = captures.copies(batch.reqs, ends, inside)
+        batch.kimi_k3_inside = inside
 
 
 def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,16 +135,14 @@ def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any
     """
     batch = args[0] if args else kwargs.get("batch")
     tree_cache = getattr(batch, "tree_cache", None)
-    pairs = getattr(batch, "kimi_k3_copies", None)
-    if pairs is None:
+    copies: Copies | None = getattr(batch, "kimi_k3_copies", None)
+    if copies is None:
         result = original(worker, *args, **kwargs)
     else:
         inside, batch.kimi_k3_copies, batch.kimi_k3_inside = batch.kimi_k3_inside, None, None
         with writing_inside(batch, inside):
             result = original(worker, *args, **kwargs)
-        if pairs:
-            tree_cache.arena.copy_states(pairs)
-        tree_cache.launched(batch.reqs)
+        tree_cache.launched(batch.reqs, copies)
     if is_ours(tree_cache):
         tree_cache.observer.stepped()
     return result
@@ -166,6 +169,48 @@ def release_retracted(original: Callable[..., bool], *, req: Req, **kwargs: Any)
     if is_ours(tree_cache):
         tree_cache.retract(req)
     return original(req=req, **kwargs)
+
+
+def abort_unfinished(original: Callable[..., None], scheduler: Any) -> None:
+    """AROUND `Scheduler.process_pending_chunked_abort`: an aborted prefill leaves what it computed.
+
+    Stock frees all of it.  The live state stands at the end of the last launched chunk.
+    """
+    req: Req | None = scheduler._pending_chunked_abort_req  # noqa: SLF001  # no accessor
+    if req is not None and req is scheduler.chunked_req and keeps_states(scheduler.tree_cache):
+        scheduler.tree_cache.abandon(req)
+    original(scheduler)
+
+
+def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
+    """AROUND `Scheduler.update_running_batch`: where memory is short, lose no work to it.
+
+    While a step is in flight, its tokens are not known: a request retracted now would drop its own,
+    and its state, which contains all known tokens, could not be resumed.  So nothing is launched
+    for one step, as stock does where requests are about to finish.
+
+    Then an unfinished prefill gives way first.  Stock retracts running requests only and aborts the
+    last one, although the prefill may hold the rest of the memory.  It leaves its state and KV in
+    the tree and goes on from there, unless they are needed.
+    """
+    if not keeps_states(scheduler.tree_cache) or batch.is_empty() or batch.check_decode_mem():
+        return original(scheduler, batch)
+    if getattr(scheduler, "result_queue", None):
+        batch.batch_is_full = False
+        return None
+    req: Req | None = scheduler.chunked_req
+    if req is not None:
+        scheduler.chunked_req = None
+        retract_all(
+            reqs=[req],
+            req_to_token_pool=batch.req_to_token_pool,
+            token_to_kv_pool_allocator=batch.token_to_kv_pool_allocator,
+            tree_cache=scheduler.tree_cache,
+            hisparse_coordinator=None,
+        )
+        logger.warning("KV cache pool is full: the unfinished prefill of %s gives way", req.rid)
+        scheduler._add_request_to_queue(req, is_retracted=True)  # noqa: SLF001  # as stock does
+    return original(scheduler, batch)
 
 
 def keeps_states(tree_cache: Any) -> bool:

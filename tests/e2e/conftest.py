@@ -3,8 +3,8 @@
 - `roomy`: everything fits, a state every 16 tokens while memory is free, chunks of 64 tokens.
 - `tight`: an arena of eight states and 1,000 tokens for twelve requests, optimistic admission,
   chunks of 48 tokens that are no multiple of the grid: eviction and retraction are daily life.
-- `timed`: started by SGLang's own command line, junctions only, requests time out and are
-  explained.
+- `timed`: started by SGLang's own command line, pages of 64, junctions only, requests time out and
+  are explained.
 """
 
 import signal
@@ -60,7 +60,7 @@ def timed(model, tmp_path_factory):
     argv += ["--radix-cache-backend", "kimi_k3", "--device", "cpu", "--host", "127.0.0.1"]
     argv += ["--trust-remote-code", "--enable-metrics", "--enable-cache-report", "--sleep-on-idle"]
     argv += ["--max-total-tokens", "16000", "--max-mamba-cache-size", "64"]
-    argv += ["--max-running-requests", "4"]
+    argv += ["--max-running-requests", "4", "--page-size", "64"]
     options = {"GRID": "64", "INTERVAL": "0", "OPPORTUNISTIC": "0", "EXPLAIN": "1"}
     timeouts = {
         "SGLANG_REQ_WAITING_TIMEOUT": str(WAITING_S),

@@ -18,6 +18,7 @@ def test_the_plan_is_what_the_server_reports(name, request):
     words = [server.model, "--device", "cpu", "--no-simulation"]
     words += ["--max-total-tokens", str(given["max_total_tokens"])]
     words += ["--max-mamba-cache-size", str(given["max_mamba_cache_size"])]
+    words += ["--page-size", str(given["page_size"])]
     # `timed` was not started by `serve`: SGLang takes float16 for a float32 checkpoint.
     words += ["--dtype", "float16" if given["dtype"] == "auto" else given["dtype"]]
     plan = plan_of(parser.parse_args(words))

@@ -30,7 +30,11 @@ REFUSED = {
         ("KIMI_K3_INTERVAL=128", "KIMI_K3_GRID=96", "96 and 192"),
     ),
     "unknown option": ([], {"KIMI_K3_FOO": "1"}, ("KIMI_K3_FOO", "KIMI_K3_GRID")),
-    "page size": (["--page-size", "16"], {}, ("--page-size 1", "got 16", "Drop --page-size")),
+    "page size": (
+        ["--page-size", "128"],
+        {},
+        ("--page-size 128", "KIMI_K3_GRID=64", "Use --page-size 1 or 64", "KIMI_K3_GRID=128"),
+    ),
     "host tier": (
         ["--enable-hierarchical-cache"],
         {},
@@ -155,7 +159,7 @@ def test_another_sglang_is_refused_by_its_own_command_line_too(gpt2, newer_sglan
 
 
 def test_sglangs_own_command_line_serves(timed):
-    """One flag is enough; the server names the backend, and resumes."""
+    """One flag is enough; the server names the backend, and resumes inside a page of 64."""
     assert timed.info()["radix_cache_backend"] == "kimi_k3"
     log = timed.read_log()
     assert "kimi_k3 arena: " in log

@@ -1,5 +1,7 @@
 """`sgl-kimi-k3`: its commands; `serve`: arguments, refusals, the memory plan."""
 
+import os
+
 import pytest
 
 from mempool import Geometry
@@ -58,6 +60,12 @@ def test_the_plan_reads_as_text() -> None:
     assert "1.0 MiB" in text
 
 
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    """`serve` sets options for the processes it starts; they must not outlive a test."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
 class View:
     """A resolved configuration that the backend accepts."""
 
@@ -81,7 +89,7 @@ def test_what_works_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "flag"),
     [
-        ("page_size", 64, "--page-size 1 (got 64)"),
+        ("page_size", 128, "--page-size 128 does not divide KIMI_K3_GRID=64"),
         ("mamba_radix_cache_strategy", "extra_buffer", "no_buffer (got 'extra_buffer')"),
         ("attention_backend", "intel_amx", "--attention-backend intel_amx"),
         ("enable_hierarchical_cache", True, "--enable-hierarchical-cache"),

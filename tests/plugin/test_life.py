@@ -2,17 +2,28 @@
 
 import random
 
+import numpy as np
 import pytest
 
+from sgl_kimi_k3.arena import NO_IDS
 from tests.plugin.world import World
+
+
+def take_everything(world: World) -> np.ndarray:
+    """All blocks that can be had, evicting everything: what is left is what requests hold."""
+    taken = [NO_IDS]
+    while (grant := world.tree.cache.acquire(0, 1)) is not None:
+        taken.append(grant.blocks)
+    return np.concatenate(taken)
 
 
 def prompt(seed: int, length: int) -> list[int]:
     return [random.Random(f"{seed}/{i}").randrange(1, 1000) for i in range(length)]
 
 
-def test_second_turn_resumes_where_the_first_ended() -> None:
-    world = World()
+@pytest.mark.parametrize("page_size", [1, 4, 64])
+def test_second_turn_resumes_where_the_first_ended(page_size: int) -> None:
+    world = World(tokens=640, page_size=page_size)
     first = world.serve(prompt(1, 20), new=6)
     history = list(first.origin_input_ids) + list(first.output_ids)
     second = world.request(history + prompt(2, 10))
@@ -77,6 +88,21 @@ def test_a_kernel_that_writes_inside_a_chunk_needs_no_cut() -> None:
     assert again.num_matched_prefix_tokens == 48
 
 
+def test_two_requests_part_inside_a_page() -> None:
+    """Each goes on in a block of its own: rows are copied, the tree's block is not written."""
+    world = World(tokens=640, page_size=64, chunk=256)
+    first = world.serve(prompt(1, 70), new=1)
+    begun = list(first.origin_input_ids)
+    parted = [world.request(begun + prompt(seed, 5), new=3) for seed in (2, 3)]
+    world.step()
+    assert [req.num_matched_prefix_tokens for req in parted] == [70, 70]
+    rows = [world.rows.blocks(req.kv.req_pool_idx, 0, 2).tolist() for req in parted]
+    assert rows[0][0] == rows[1][0]
+    kept = world.tree.cache.path_blocks(parted[0].lock.pin)[:2].tolist()
+    assert len({rows[0][1], rows[1][1], kept[1]}) == 3
+    world.run(*parted)  # every row and state is compared in every step
+
+
 def test_extra_key_and_salt_isolate() -> None:
     world = World()
     for key in (None, "a", "b"):
@@ -122,6 +148,72 @@ def test_retraction_keeps_decoded_work() -> None:
     assert world.tree.observer.retracted == 1
 
 
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_retracted_request_computes_nothing_again(overlap: bool, page_size: int) -> None:
+    world = World(tokens=640, overlap=overlap, page_size=page_size)
+    req = world.request(prompt(1, 20), new=12)
+    for _ in range(6):
+        world.step()
+    rest = take_everything(world)
+    assert world.before_decode() == (not overlap), "a step in flight is waited for"
+    world.drain()
+    computed = req.kv.kv_committed_len
+    assert computed == 20 + 5
+    world.retract(req)
+    world.arena.free(NO_IDS, rest)
+    world.step()
+    assert req.num_matched_prefix_tokens == computed
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_an_aborted_answer_leaves_its_state(page_size: int) -> None:
+    world = World(tokens=640, page_size=page_size)
+    req = world.request(prompt(1, 20), new=12)
+    for _ in range(6):
+        world.step()
+    history = [*req.origin_input_ids, *req.output_ids]
+    world.abort(req)
+    again = world.request(history + prompt(2, 3))
+    world.step()
+    assert again.num_matched_prefix_tokens == len(history) - 1 == 25
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_aborted_prefill_leaves_its_last_chunks_end(overlap: bool, page_size: int) -> None:
+    world = World(tokens=640, chunk=64, overlap=overlap, page_size=page_size, rows=4)
+    req = world.request(prompt(1, 200))
+    world.step()
+    world.step()
+    assert world.chunked is req
+    world.abort(req)
+    world.check()
+    again = world.request(prompt(1, 200), new=1)
+    world.step()
+    assert again.num_matched_prefix_tokens == 128
+    world.run(again)
+
+
+def test_an_unfinished_prefill_gives_way_to_running_requests() -> None:
+    """Stock would abort the last running request here."""
+    world = World(tokens=200, chunk=8)
+    running = world.request(prompt(1, 7), new=30)
+    world.step()
+    unfinished = world.request(prompt(2, 60), new=4)
+    world.step()
+    world.step()
+    assert world.chunked is unfinished
+    rest = take_everything(world)
+    assert world.before_decode()
+    assert world.chunked is None
+    assert world.waiting == [unfinished]
+    assert world.allocator.check_decode_capacity(num_tokens=1, tree_cache=world.tree)
+    world.arena.free(NO_IDS, rest)
+    world.run(running, unfinished)
+    assert (len(running.output_ids), len(unfinished.output_ids)) == (30, 4)
+
+
 def test_a_full_pool_queues_and_serves_everyone() -> None:
     world = World(tokens=150, states=8, rows=8)
     requests = [world.request(prompt(user, 30), new=20) for user in range(10)]
@@ -145,14 +237,16 @@ def test_flush_forgets_everything() -> None:
 def test_random_load_with_aborts_and_retraction(seed: int, overlap: bool) -> None:
     """Folds, rows and conservation are checked inside every step."""
     rng = random.Random(seed)
+    page_size = (1, 4, 64)[seed // 2]
     world = World(
-        tokens=260,
+        tokens={1: 260, 4: 520, 64: 1536}[page_size],
         states=10 + 20 * (seed % 3),
         rows=6,
-        chunk=24,
+        chunk=max(24, page_size),
         overlap=overlap,
-        opportunistic=8 * (seed % 2),
-        kernel_chunk=4 * (seed // 2 % 2),
+        opportunistic=max(8, page_size) * (seed % 2),
+        kernel_chunk=4 * ((seed + 1) // 2 % 2),
+        page_size=page_size,
     )
     histories = [prompt(1, 24)]
     for _ in range(150):

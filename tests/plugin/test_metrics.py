@@ -104,9 +104,11 @@ def test_aborts() -> None:
     assert counted(world) == {
         "requests": 2,
         "input_tokens": 40,
-        "lost_tokens/new": 40,
+        "lost_tokens/new": 20,
+        "lost_tokens/diverged": 20,  # from the prefill that was aborted
         "checkpoints_taken/prompt_end": 1,
         "checkpoints_taken/turn_end": 1,
+        "checkpoints_taken/retract": 1,  # the prefill's first chunk
     }
 
 

@@ -5,10 +5,18 @@ import random
 import numpy as np
 import pytest
 import torch
+from sglang.srt.mem_cache.allocator import unified_sub_pool
 
 from tests.plugin.fake_device import WaitedError, fake_device
 from tests.plugin.test_life import prompt
 from tests.plugin.world import World
+
+
+class KernelWithoutDriver:
+    """SGLang's Triton kernel that writes token ids; nothing compiles here."""
+
+    def __getitem__(self, grid):
+        return lambda *_: None
 
 
 @pytest.fixture
@@ -33,6 +41,36 @@ def test_the_watch_sees_what_would_wait(device):
             )
 
 
+def test_what_we_add_is_compiled_before_serving(device):
+    """Each kernel once for each kind of unit, into the sink; nothing is allocated."""
+    watch, mover = device
+    world = World(device="meta")
+    before = world.arena.pool.report()
+    calls = []
+
+    class Recorded(mover):
+        def copy(self, sources, targets):
+            calls.append(("copy", self, sources.tolist(), targets.tolist()))
+
+        def zero(self, indices):
+            calls.append(("zero", self, indices.tolist()))
+
+    for one in world.arena.storage._movers.values():
+        one.__class__ = Recorded
+    with watch:
+        world.allocator.prewarm_compaction()
+    states, blocks = world.arena.storage._movers.values()
+    geometry = world.arena.geometry
+    assert calls == [
+        ("copy", states, [geometry.state_first], [0]),
+        ("copy", blocks, [geometry.block_last], [0]),
+        ("zero", states, [0]),
+        ("zero", blocks, [0]),
+    ]
+    assert watch.transfers == 2, "the two tables"
+    assert world.arena.pool.report() == before
+
+
 @pytest.mark.usefixtures("device")
 def test_a_state_id_is_known_by_its_view():
     world = World(device="meta")
@@ -43,13 +81,14 @@ def test_a_state_id_is_known_by_its_view():
         world.rows.mamba_allocator.free(taken)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_whole_life_never_waits(device, overlap):
+@pytest.mark.parametrize(("overlap", "page_size"), [(False, 1), (True, 4)])
+def test_a_whole_life_never_waits(device, monkeypatch, overlap, page_size):
     """Admit, extend, decode, commit, finish, retract, abort, evict, move, flush."""
     watch, mover = device
+    monkeypatch.setattr(unified_sub_pool, "alloc_extend_kernel", KernelWithoutDriver())
     world = World(
         tokens=260, states=20, rows=6, chunk=24, overlap=overlap, opportunistic=8,
-        kernel_chunk=4, device="meta",
+        kernel_chunk=4, device="meta", page_size=page_size,
     )  # fmt: skip
     rng = random.Random(3)
     commits: list[bool] = []

@@ -7,11 +7,20 @@ bytes after every step and checked at every resume: what a forward pass would re
 from __future__ import annotations
 
 from array import array
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import torch
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
+from sglang.srt.managers import schedule_batch
+from sglang.srt.managers.schedule_batch import (
+    FINISH_ABORT,
+    FINISH_LENGTH,
+    Req,
+    ScheduleBatch,
+    release_req,
+)
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.allocation import alloc_for_decode, alloc_for_extend
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -31,16 +40,17 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 32  # SGLang rounds an entry up to this
 STATE_WORDS = 61  # float32 words of the temporal state: with the conv part, 8 tokens of KV
+EXACT = {"interval": 0, "opportunistic": 0, "check": True}
 
 
-def publish_args(**flags: object) -> None:
+def publish_args(*, page_size: int = 1, **flags: object) -> None:
     """Fill SGLang's process-wide configuration, which everything below reads."""
     reset_context()
     args = ServerArgs(
         model_path="dummy",
         device="cpu",
         attention_backend="torch_native",
-        page_size=1,
+        page_size=page_size,
         chunked_prefill_size=64,
         mamba_radix_cache_strategy="no_buffer",
         disable_overlap_schedule=True,
@@ -73,9 +83,11 @@ class World:
         kernel_chunk: int = 0,
         disable: bool = False,
         device: str = "cpu",
+        page_size: int = 1,
         **options: int,
     ) -> None:
-        publish_args()
+        publish_args(page_size=page_size)
+        self.page_size = page_size
         self.chunk = chunk
         self.overlap = overlap
         self.device = device  # "meta" has no values: nothing is computed and nothing compared
@@ -92,7 +104,7 @@ class World:
             kv_cache_dtype=torch.bfloat16,
             head_num=1,
             head_dim=8,
-            page_size=1,
+            page_size=page_size,
             start_layer=0,
             end_layer=2,
             is_draft_worker=False,
@@ -125,10 +137,10 @@ class World:
                 disable=disable,
                 req_to_token_pool=self.rows,
                 token_to_kv_pool_allocator=self.allocator,
-                page_size=1,
+                page_size=page_size,
                 chunked_prefill_size=chunk,
             ),
-            Options(**{"grid": 4, "interval": 0, "opportunistic": 0, "check": True, **options}),
+            Options(**{"grid": max(4, page_size), **EXACT, **options}),
             rule=None,
             kernel_chunk=kernel_chunk,
         )
@@ -187,6 +199,11 @@ class World:
             self._process(*self._inflight.pop(0))
         self.check()
 
+    def drain(self) -> None:
+        """Process every result that is on its way."""
+        while self._inflight:
+            self._process(*self._inflight.pop(0))
+
     def _admit(self) -> list[Req]:
         if not self.waiting and self.chunked is None:
             return []
@@ -194,7 +211,9 @@ class World:
             return []
         running = SimpleNamespace(reqs=self.running, batch_size=lambda: len(self.running))
         adder_class = scheduler.prefill_adder_class(lambda _: PrefillAdder, self.scheduler)
-        adder = adder_class(1, self.tree, self.allocator, running, 0.5, 4096, self.chunk)
+        adder = adder_class(
+            self.page_size, self.tree, self.allocator, running, 0.5, 4096, self.chunk
+        )
         if self.chunked is not None:
             self.chunked.init_next_round_input()
             self.chunked = adder.add_chunked_req(self.chunked)
@@ -292,6 +311,8 @@ class World:
         self.allocator.free_group_end()
 
     def _decode(self) -> tuple[list[tuple[Req, int]], bool] | None:
+        if not self.before_decode():
+            return None
         while not self.allocator.check_decode_capacity(
             num_tokens=len(self.running), tree_cache=self.tree
         ):
@@ -317,6 +338,33 @@ class World:
         req.reset_for_retract()
         self.waiting.append(req)
 
+    def before_decode(self) -> bool:
+        """Our hook before SGLang prepares a decode step or retracts for it; False: not now."""
+
+        def check_decode_mem() -> bool:
+            return self.allocator.check_decode_capacity(
+                num_tokens=len(self.running), tree_cache=self.tree
+            )
+
+        batch = SimpleNamespace(
+            is_empty=lambda: not self.running,
+            check_decode_mem=check_decode_mem,
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.allocator,
+        )
+        state = SimpleNamespace(
+            chunked_req=self.chunked,
+            tree_cache=self.tree,
+            result_queue=self._inflight,
+            _add_request_to_queue=lambda req, **_: self.waiting.append(req),
+        )
+        with mock.patch.object(
+            schedule_batch, "release_req", partial(scheduler.release_retracted, release_req)
+        ):
+            go_on = scheduler.update_running_batch(lambda *_: True, state, batch)
+        self.chunked = state.chunked_req
+        return bool(go_on)
+
     def abort(self, req: Req) -> None:
         """Abort in whatever phase the request is."""
         req.finished_reason = FINISH_ABORT("test")
@@ -325,6 +373,10 @@ class World:
             self.waiting.remove(req)
             release_kv_cache(req, self.tree, checkpoint=False)
         elif req is self.chunked:
+            pending = SimpleNamespace(
+                _pending_chunked_abort_req=req, chunked_req=req, tree_cache=self.tree
+            )
+            scheduler.abort_unfinished(lambda _: None, pending)
             self.chunked = None
             release_kv_cache(req, self.tree, checkpoint=False)
         else:
@@ -376,22 +428,25 @@ class World:
         assert self.allocator.verify_byte_accounting() == []
         assert self.chunked not in self.running
         owners = [*self.running, *([self.chunked] if self.chunked else [])]
+        size = self.page_size
         private = sum(
-            req.kv.kv_allocated_len - req.kv.cache_protected_len
+            -(-req.kv.kv_allocated_len // size) - req.kv.cache_protected_len // size
             for req in owners
             if req.kv.holds_kv
         )
+        captures = [one for req in owners for one in getattr(req, "kimi_k3_captures", ())]
+        private += sum(one.tail is not None for one in captures)
         cached = self.tree.full_evictable_size() + self.tree.full_protected_size()
-        assert self.arena.pool.live_blocks == cached + private
+        assert self.arena.pool.live_blocks == cached // size + private
         live = sum(req.kv.holds_mamba for req in [*owners, *self.waiting])
-        live += sum(len(getattr(req, "kimi_k3_captures", ())) for req in owners)
+        live += len(captures)
         cached_states = self.tree.mamba_evictable_size() + self.tree.mamba_protected_size()
         assert self.arena.pool.live_states == cached_states + live
         for req in owners:
             if req.kv.holds_kv and self.device != "meta":  # the host's copy of the row is the row
                 row = self.rows.req_to_token[req.kv.req_pool_idx, : req.kv.kv_allocated_len]
-                known = self.rows.blocks(req.kv.req_pool_idx, 0, len(row))
-                assert known.tolist() == row.tolist()
+                known = self.rows.blocks(req.kv.req_pool_idx, 0, -(-len(row) // size))
+                assert known.tolist() == (row[::size] // size).tolist()
         if not owners:
             assert self.tree.full_protected_size() == self.tree.mamba_protected_size() == 0
             assert len(self.rows.free_slots) == self.rows.size
