@@ -155,12 +155,18 @@ document.addEventListener("visibilitychange", () => { if (!document.hidden) refr
 // -- tooltips: by mouse, by keyboard and by touch ------------------------------------------------
 
 const tip = byId("tip");
+let described = null;
 
 function showTip(element) {
+  described = element;
   put(tip, element.dataset.tip);
   tip.hidden = false;
   element.setAttribute("aria-describedby", "tip");
-  const at = element.getBoundingClientRect();
+  placeTip();
+}
+
+function placeTip() {
+  const at = described.getBoundingClientRect();
   const { width, height } = tip.getBoundingClientRect();
   const below = at.bottom + 8 + height < innerHeight;
   tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - width - 8))}px`;
@@ -168,7 +174,16 @@ function showTip(element) {
 }
 
 function hideTip() {
+  described = null;
   tip.hidden = true;
+}
+
+// Focus scrolls its element into view, and the event comes after the focus: the tip goes along.
+function followTip() {
+  if (!described) return;
+  const at = described.getBoundingClientRect();
+  if (at.bottom < 0 || at.top > innerHeight) hideTip();
+  else placeTip();
 }
 
 for (const [show, hide] of [["mouseover", "mouseout"], ["focusin", "focusout"]]) {
@@ -179,7 +194,7 @@ for (const [show, hide] of [["mouseover", "mouseout"], ["focusin", "focusout"]])
   document.addEventListener(hide, hideTip);
 }
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
-document.addEventListener("scroll", hideTip, true);
+document.addEventListener("scroll", followTip, true);
 
 // -- start -------------------------------------------------------------------------------------
 
