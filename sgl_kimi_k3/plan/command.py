@@ -294,11 +294,17 @@ def _warnings(
         )
     if layout.tp > 8:
         found.append(f"{layout.tp} GPUs are more than one machine: see launch/two_nodes.sh")
-    for flag, value in (
-        ("--attn-dp-size", layout.dp),
-        ("--dcp-size", layout.dcp),
-        ("--page-size", server.page_size),
-    ):
-        if value > 1:  # resolution.refuse_unsupported; a test holds the two together
-            found.append(f"these figures hold, but `serve` refuses {flag} {value}: not run yet")
+    # As resolution.refuse_unsupported does; a test holds the two together.
+    refused = [
+        (flag, value, "not run yet")
+        for flag, value in (("--attn-dp-size", layout.dp), ("--dcp-size", layout.dcp))
+        if value > 1
+    ]
+    grid = Options().grid
+    if grid % server.page_size:
+        refused.append(("--page-size", server.page_size, f"it does not divide the grid of {grid}"))
+    found += [
+        f"these figures hold, but `serve` refuses {flag} {value}: {why}"
+        for flag, value, why in refused
+    ]
     return found

@@ -128,7 +128,11 @@ def test_a_taken_port_is_told_so(capsys):
 
 @pytest.mark.parametrize("command", ["dashboard --port 0", "top"])
 def test_ctrl_c_is_how_it_ends(command):
-    code = "import sys; from sgl_kimi_k3 import cli; sys.exit(cli.main(sys.argv[1:]))"
+    # A shell starts what runs behind it with Ctrl-C ignored, and this test may run behind one.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from sgl_kimi_k3 import cli; sys.exit(cli.main(sys.argv[1:]))"
+    )
     arguments = [sys.executable, "-c", code, *command.split(), "--server", "127.0.0.1:1"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         line = process.stdout.readline().decode()

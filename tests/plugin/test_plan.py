@@ -241,7 +241,7 @@ def test_the_simulated_ceiling_is_the_profiles():
     [
         ("--attn-dp-size 2", "attn_dp_size", ("--dp-attention", "2")),
         ("--dcp-size 8", "dcp_size", ("--dcp", "8")),
-        ("--page-size 64", "page_size", ("--page-size", "64")),
+        ("--page-size 48", "page_size", ("--page-size", "48")),
     ],
 )
 def test_what_serve_refuses_is_said(flag, attribute, words):

@@ -9,7 +9,7 @@ from sglang.srt.mem_cache.unified_memory_pool import (
     _reserved_floor_bytes,
     _store_dtype_for,
 )
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_parallel, reset_context
 
 from mempool import Geometry
 
@@ -68,6 +68,7 @@ def test_sizes_are_sglangs(monkeypatch, name, tp, ssm, kv, page, state_bytes, bl
 
     monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", str(ssm).removeprefix("torch."))
     monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "bfloat16")
+    reset_context()  # what another test published names one rank
     with get_parallel().override(attn_tp_size=tp):
         params = model.mamba2_cache_params
     assert params.mamba_cache_per_req == state_bytes
