@@ -24,7 +24,8 @@ class Options:
     Attributes:
         interval: distance between checkpoints that are kept on the grid; 0 switches them off.
         grid: depths of interval, junction and opportunistic checkpoints are multiples of this.
-        opportunistic: distance between extra checkpoints taken while memory is free; 0 = off.
+        opportunistic: distance between extra checkpoints taken while memory is free, where each
+            costs a cut; on CUDA they stand on the grid; 0 = off.
         ghost_tokens: bound on tokens remembered without bytes, the evidence for a second sight.
         boundaries: `auto` keeps a state at the end of the leading system messages when the
             tokenizer has K3's control tokens; `off` ignores messages.
