@@ -56,6 +56,11 @@ class Request:
         """Tokens that have KV at the end: the last token of the answer is never fed back."""
         return self.prompt_len + max(self.output_len - 1, 0)
 
+    @property
+    def whole(self) -> int:
+        """Blocks that the prompt fills."""
+        return self.prompt_len // self.block_size
+
     def tokens(self) -> TokenArray:
         """Prompt and answer, int64; made anew by every call."""
         offsets = np.arange(self.block_size, dtype=np.int64)
@@ -94,29 +99,13 @@ class Trace:
         return Trace(self.name, tuple(rows), self.id_limit)
 
 
-@dataclass(slots=True)
-class _Row:
-    arrival_us: int
-    session: object
-    prompt_len: int
-    output_len: int
-    boundaries: tuple[int, ...]
-    ids: IdArray
-    block_size: int
-
-    @property
-    def whole(self) -> int:
-        """Blocks that the prompt fills."""
-        return self.prompt_len // self.block_size
-
-
 def read(path: Path) -> Trace:
     """Read a trace.
 
     Raises:
         ValueError: the file cannot be read, or a line is not a request; names file and line.
     """
-    rows: list[_Row] = []
+    rows: list[Request] = []
     previous: dict[object, IdArray] = {}
     for number, text in enumerate(_lines(path), 1):
         try:
@@ -143,7 +132,8 @@ def _lines(path: Path) -> Iterator[str]:
         raise ValueError(f"cannot read the trace {path}: {error}") from None
 
 
-def _row(fields: dict[str, Any], previous: dict[object, IdArray]) -> _Row:
+def _row(fields: dict[str, Any], previous: dict[object, IdArray]) -> Request:
+    """A line on its own: not yet numbered, its ids those of the prompt."""
     timestamp, prompt_len, output_len, block_size = (int(fields[name]) for name in _LENGTHS)
     if min(prompt_len, block_size) < 1 or min(timestamp, output_len) < 0:
         raise ValueError(f"input {prompt_len}, output {output_len}, block size {block_size}")
@@ -161,10 +151,11 @@ def _row(fields: dict[str, Any], previous: dict[object, IdArray]) -> _Row:
     if ids.min(initial=0) < 0:
         raise ValueError(f"block id {ids.min()} is negative")
     boundaries = tuple(int(depth) for depth in fields.get("boundaries", ()))
-    return _Row(timestamp * 1000, session, prompt_len, output_len, boundaries, ids, block_size)
+    arrival_us = timestamp * 1000
+    return Request(0, arrival_us, session, prompt_len, output_len, boundaries, ids, block_size)
 
 
-def _link(name: str, rows: list[_Row]) -> Trace:
+def _link(name: str, rows: list[Request]) -> Trace:
     """Complete every row's ids to cover its answer, last row first."""
     fresh = 1 + max(int(row.ids.max(initial=0)) for row in rows)
     through: npt.NDArray[np.int64] = np.full(fresh, -1, dtype=np.int64)  # row that passes a block
@@ -186,16 +177,5 @@ def _link(name: str, rows: list[_Row]) -> Trace:
         missing = blocks - len(known)
         done[number] = np.concatenate((known, np.arange(fresh, fresh + missing, dtype=np.int64)))
         fresh += missing
-        requests.append(
-            Request(
-                number,
-                row.arrival_us,
-                row.session,
-                row.prompt_len,
-                row.output_len,
-                row.boundaries,
-                done[number],
-                row.block_size,
-            )
-        )
+        requests.append(replace(row, number=number, ids=done[number]))
     return Trace(name, tuple(reversed(requests)), fresh)

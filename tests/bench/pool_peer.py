@@ -6,7 +6,6 @@ regions, which are a null context in the peer's favour.
 
 import contextlib
 from time import thread_time
-from types import SimpleNamespace
 
 import torch
 from sglang.srt.mem_cache.allocator import unified_mamba, unified_sub_pool
@@ -15,6 +14,7 @@ from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.server_args import ServerArgs
 
 from mempool import Geometry
+from radix.sim.peers.sglang_arena import layout
 from tests.bench.pool_ops import PAGE, STATE_BYTES, TOKEN_BYTES
 
 
@@ -96,36 +96,11 @@ def context(page: int = PAGE) -> None:
 
 def sizes(geometry: Geometry) -> dict:
     """One layer of each kind, whose entries are 32 bytes a token and 65,024 bytes a state."""
-    return {
-        "device": "cpu",
-        "kv_cache_dtype": torch.bfloat16,
-        "head_num": 1,
-        "head_dim": 8,
+    return layout(STATE_BYTES // TOKEN_BYTES) | {
         "page_size": geometry.block_size,
-        "start_layer": 0,
-        "end_layer": 1,
-        "is_draft_worker": False,
-        "use_mla_backend": True,
-        "kv_lora_rank": 8,
-        "qk_rope_head_dim": 8,
-        "mamba_layer_ids": [0],
-        "full_attention_layer_ids": [1],
-        "mamba2_cache_params": SimpleNamespace(
-            shape=SimpleNamespace(conv=[(3, 8)], temporal=(1, 1, 16_244)),
-            dtype=SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32),
-            layers=[0],
-        ),
         "model_context_len": 1024,
         "extra_max_context_len": 4,
         "max_total_num_tokens": geometry.total_bytes // TOKEN_BYTES,
-        "max_mamba_cache_size": 0,
         "max_num_reqs": 8,
-        "enable_memory_saver": False,
-        "enable_mamba_extra_buffer": True,
-        "enable_mamba_extra_buffer_lazy": False,
-        "speculative_num_draft_tokens": None,
-        "disable_overlap_schedule": False,
-        "need_sort": False,
-        "lazy_compaction": True,
         "unified_total_bytes": geometry.total_bytes,
     }

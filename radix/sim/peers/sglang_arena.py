@@ -56,7 +56,7 @@ def build(
     """
     _configure(page_size, states_per_path)
     bundle = init_unified_mamba_pools(
-        **_layout(state_tokens),
+        **layout(state_tokens),
         page_size=page_size,
         model_context_len=context_tokens,
         extra_max_context_len=4,
@@ -126,7 +126,8 @@ def extend_one(
     out[head:] = (pages * page + torch.arange(page)).view(-1)[: end - start - head]
 
 
-def _layout(state_tokens: int) -> dict[str, Any]:
+def layout(state_tokens: int) -> dict[str, Any]:
+    """One layer of each kind for the pools' factory: a state weighs `state_tokens` tokens."""
     words = (state_tokens * TOKEN_BYTES - _CONV_BYTES) // 4
     return {
         "device": "cpu",
