@@ -99,11 +99,17 @@ def sessions(path: Path, *, count: int, longest: int) -> list[list[Turn]]:
 
 
 def generate(
-    url: str, prompt: list[int], output_length: int, *, extra_key: str | None = None
+    url: str,
+    prompt: list[int],
+    output_length: int,
+    *,
+    extra_key: str | None = None,
+    may_end: bool = False,
 ) -> tuple[list[int], Result]:
     """One streamed greedy request; returns its output ids and what was measured.
 
-    A new `extra_key` shares no prefix with any other request.
+    A new `extra_key` shares no prefix with any other request.  SGLang admits one that may end early
+    (`may_end`) on an estimate of its output, and retracts it if the estimate was too low.
     """
     address = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=600)
@@ -114,7 +120,7 @@ def generate(
         "sampling_params": {
             "max_new_tokens": output_length,
             "temperature": 0,
-            "ignore_eos": True,
+            "ignore_eos": not may_end,
         },
     }
     start = last = time.perf_counter()
@@ -215,6 +221,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--sessions", type=int, default=100)
     parser.add_argument("--longest", type=int, default=32_768, help="tokens of one conversation")
+    parser.add_argument("--seconds", type=float, default=600, help="start no request after that")
     parser.add_argument("--label", default="")
     parser.add_argument("--json", type=Path)
     parsed = parser.parse_args()
@@ -224,6 +231,7 @@ def main() -> None:
         clients=parsed.clients,
         count=parsed.sessions,
         longest=parsed.longest,
+        seconds=parsed.seconds,
     )
     figures["label"] = parsed.label
     print(json.dumps(figures))

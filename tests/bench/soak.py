@@ -1,9 +1,10 @@
 """Random load with aborts against a running server: `python -m tests.bench.soak --url URL`.
 
 Clients hold conversations that share prefixes, branch, repeat and are dropped in the middle of an
-answer; with an arena small enough, running requests are retracted.  Afterwards, idle, a sample of
-prompts is sent alone, once as cached and once under a key of its own: the greedy tokens must agree.
-Whether SGLang's idle checks stayed silent is in the server's log (`--log`).
+answer; in an arena small enough, running requests are retracted (half of the requests may end early
+and are admitted on an estimate; `--schedule-conservativeness 0.1` makes it a bad one).  Afterwards,
+idle, a sample of prompts is sent alone, once as cached and once under a key of its own: the greedy
+tokens must agree.  Whether SGLang's idle checks stayed silent is in the server's log (`--log`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Soak:
                     self._abandon(prompt, source.random() * 0.6)
                     self.aborted += 1
                     continue
-                output, _ = generate(self.url, prompt, source.randrange(1, 400))
+                output, _ = generate(
+                    self.url, prompt, source.randrange(1, 400), may_end=source.random() < 0.5
+                )
             except (OSError, http.client.HTTPException, AssertionError) as error:
                 with self.guard:
                     self.errors.append(repr(error)[:200])
