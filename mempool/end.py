@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mempool.ids import EMPTY, FEW, SOME, IdArray
 
-_SCAN: Final = 4096  # positions looked at per step when many holes are collected
+_SCAN: Final = 4096  # positions looked at in the first step when many holes are collected
 
 
 class End:
@@ -149,13 +149,13 @@ class End:
         if count == 0:
             return EMPTY
         found: list[IdArray] = []
-        low = self._first_hole
+        low, step = self._first_hole, max(_SCAN, 2 * count)
         while count > 0:
-            high = min(low + max(_SCAN, 2 * count), self.frontier)
+            high = min(low + step, self.frontier)
             part = np.flatnonzero(self._live[low:high] == 0)[:count] + low
             found.append(part)
             count -= len(part)
-            low = high
+            low, step = high, 2 * step  # few holes among many that are live: look further
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def live_from(self, position: int) -> IdArray:
