@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sgl_kimi_k3.scheduler import max_running_requests
-from tests.plugin.world import publish_args
+from tests.plugin.memory import publish_args
 from tests.pool.test_sglang_sizes import config
 
 

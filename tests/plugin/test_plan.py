@@ -21,8 +21,8 @@ from sgl_kimi_k3.plan.capacity import Fits, GpuMemory, IntervalCost, Server
 from sgl_kimi_k3.plan.command import configure, plan_of, size
 from sgl_kimi_k3.plan.model import Layout, Model, Weights
 from sgl_kimi_k3.plan.traffic import Profile
+from tests.plugin.memory import publish_args
 from tests.plugin.test_cli import View
-from tests.plugin.world import publish_args
 
 K3 = Path(__file__).parents[2] / "launch/kimi_k3.config.json"
 # model.safetensors.index.json of moonshotai/Kimi-K3, its vision tower of 168 tensors included.
