@@ -83,7 +83,7 @@ class PrefixCache:
         reach = min(walk.matched_len, cap)
         junction = reach - reach % self.config.grid
         passed = walk.path if walk.partial is None else (*walk.path, walk.partial)
-        last = passed[-1] if passed else root
+        last = passed[-1] if passed else None
         return Match(
             namespace=namespace,
             matched_len=walk.matched_len,

@@ -22,9 +22,9 @@ class Loss(Enum):
     NO_CHECKPOINT = "no_checkpoint"  # known, but no state was ever kept there
     EVICTED = "evicted"  # a state there was evicted
     REFUSED = "refused"  # a state was wanted there, but no memory could be had for it
-    DIVERGED = "diverged"  # the history went on differently from here
-    TOO_SHORT = "too_short"  # the last token and the partial block are always computed
-    NEW = "new"  # nothing known went on from here
+    DIVERGED = "diverged"  # what is known of it went on differently from here
+    TOO_SHORT = "too_short"  # what must be computed though known, and a partial last block
+    NEW = "new"  # nothing known went on from here, or no prompt began like this one
 
 
 class Cause(Enum):
@@ -77,7 +77,7 @@ def losses(match: Match, block_size: int) -> Iterator[tuple[Loss, int]]:
     >>> from radix.values import Match
     >>> cold = Match("", 8, 8, 4, None, None, 11, 10, False, None, None, ())
     >>> [(loss.value, tokens) for loss, tokens in losses(cold, 4)]
-    [('evicted', 0), ('refused', 0), ('no_checkpoint', 4), ('too_short', 3)]
+    [('evicted', 0), ('refused', 0), ('no_checkpoint', 4), ('too_short', 3), ('new', 0)]
     """
     reach = max(match.resume_len, min(match.matched_len, match.limit))
     evicted = match.missed[-1].depth if match.missed else match.resume_len
@@ -85,11 +85,11 @@ def losses(match: Match, block_size: int) -> Iterator[tuple[Loss, int]]:
     yield Loss.EVICTED, evicted - match.resume_len
     yield Loss.REFUSED, refused - evicted
     yield Loss.NO_CHECKPOINT, reach - refused
-    rest = match.prompt_len - reach
-    if reach == match.limit or match.prompt_len - match.matched_len < block_size:
-        yield Loss.TOO_SHORT, rest
-    else:
-        yield (Loss.DIVERGED if match.diverged else Loss.NEW), rest
+    known = max(reach, match.matched_len)
+    rest = match.prompt_len - known
+    unsaid = rest if rest < max(2, block_size) else 0  # the last token; a block begun
+    yield Loss.TOO_SHORT, known - reach + unsaid
+    yield (Loss.DIVERGED if match.diverged else Loss.NEW), rest - unsaid
 
 
 @dataclass(frozen=True, slots=True)

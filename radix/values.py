@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, NewType
 
@@ -103,7 +103,7 @@ class Match:
     KV is resident; `resume_len` the deepest checkpoint that may be restored (0: none), with its
     state in `slot`; `junction` the grid depth up to which the prompt is known although no
     checkpoint covers it. What is known ends at a block boundary or at a checkpoint. `diverged` says
-    that what was known went on differently.
+    that some of it is known, and that this went on differently.
     """
 
     namespace: Hashable
@@ -119,6 +119,11 @@ class Match:
     node: Node | None = field(repr=False, compare=False)
     missed: tuple[Checkpoint, ...] = field(repr=False, compare=False)  # lost, past resume_len
     refused: int = 0  # deepest depth past resume_len where no memory could be had for a state
+
+    def unresumed(self) -> Match:
+        """The same for a request that has no memory to resume beside its own: from the start."""
+        refused = max(self.refused, self.resume_len)
+        return replace(self, resume_len=0, slot=None, kind=None, node=None, refused=refused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class KimiK3Cache(BasePrefixCache):
         if resumed and params.cow_mamba:
             req = params.req
             if not (self._fits_resumed(req) and self._take_live_slot(req, match)):
-                return _result(0, None, 0)
+                return _result(0, match.unresumed(), 0)
         return _result(resumed, match, resumed - resumed % self.page_size)
 
     def _fits_resumed(self, req: Req) -> bool:
@@ -264,9 +264,10 @@ class KimiK3Cache(BasePrefixCache):
         """Before SGLang frees what an unfinished request holds: leave all of it in the tree.
 
         The live state and the KV behind it become evictable like any other, so that memory needed
-        now still comes from whatever is least valuable.
+        now still comes from whatever is least valuable.  Not what SGLang bars from the tree.
         """
-        if not self.disable and req.kv.holds_kv and req.kv.holds_mamba:
+        barred = self.disable or req.skip_radix_cache_insert
+        if not barred and req.kv.holds_kv and req.kv.holds_mamba:
             req.refresh_fill_ids()
             self.handover.finish(req, req.kv.kv_committed_len, Kind.RETRACT)
 

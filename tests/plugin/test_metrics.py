@@ -59,8 +59,7 @@ def test_two_turns_and_a_stranger() -> None:
         "matched_tokens": 25,
         "resumed_tokens": 25,
         "hit_tokens/turn_end": 25,
-        "lost_tokens/new": 20 + 11,
-        "lost_tokens/diverged": 5,  # at its first token
+        "lost_tokens/new": 20 + 11 + 5,  # the stranger's begin like no other
         # A request that ends with its prefill leaves one state only.
         "checkpoints_taken/prompt_end": 2,
         "checkpoints_taken/turn_end": 3,
@@ -104,8 +103,7 @@ def test_aborts() -> None:
     assert counted(world) == {
         "requests": 2,
         "input_tokens": 40,
-        "lost_tokens/new": 20,
-        "lost_tokens/diverged": 20,  # from the prefill that was aborted
+        "lost_tokens/new": 20 + 20,
         "checkpoints_taken/prompt_end": 1,
         "checkpoints_taken/turn_end": 1,
         "checkpoints_taken/retract": 1,  # the prefill's first chunk
@@ -149,12 +147,44 @@ def test_a_state_for_which_there_was_no_memory() -> None:
     assert (seen["lost_tokens/refused"], seen["lost_tokens/too_short"]) == (30, 1)
 
 
+def test_a_state_that_there_is_no_memory_to_resume_from() -> None:
+    """48 tokens of KV: beside a state and its copy 32 are left, and the prompt is computed anew."""
+    world = World(tokens=40, states=2)
+    world.serve(prompt(1, 20), new=1)
+    before = counted(world)
+    world.serve(prompt(1, 20) + prompt(2, 10), new=2)
+    seen = counted(world)
+    grown = {name: count - before.get(name, 0) for name, count in seen.items()}
+    assert (grown["matched_tokens"], seen.get("resumed_tokens", 0)) == (20, 0)
+    assert (grown["lost_tokens/refused"], grown["lost_tokens/new"]) == (20, 10)
+
+
+def test_tokens_whose_logprobs_are_asked_for_are_known_and_computed() -> None:
+    world = World(interval=4)
+    world.serve(prompt(1, 20), new=1)
+    before = counted(world)
+    req = world.request(prompt(1, 20) + prompt(2, 10), new=1)
+    req.return_logprob, req.logprob_start_len = True, 10
+    world.run(req)
+    seen = counted(world)
+    grown = {name: n - before.get(name, 0) for name, n in seen.items() if "tokens" in name}
+    assert grown == {
+        "input_tokens": 30,
+        "matched_tokens": 20,
+        "resumed_tokens": 8,
+        "hit_tokens/interval": 8,
+        "lost_tokens/no_checkpoint": 2,
+        "lost_tokens/too_short": 10,
+        "lost_tokens/new": 10,
+    }
+
+
 def test_what_was_evicted_is_said_with_what_needed_the_room() -> None:
     world = World(tokens=150, states=8)
     for user in range(8):
         world.serve(prompt(user, 30), new=4)
     before = counted(world)
-    assert before["input_tokens"] == before["lost_tokens/new"] + before["lost_tokens/diverged"]
+    assert before["input_tokens"] == before["lost_tokens/new"]
     held = world.tree.cache.states
     evicted = sum(n for name, n in before.items() if name.startswith("checkpoints_evicted"))
     assert evicted == 16 - held > 0
