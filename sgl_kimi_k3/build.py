@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.models.registry import ModelRegistry
@@ -13,13 +13,11 @@ from sgl_kimi_k3 import hooks
 from sgl_kimi_k3.boundaries import BoundaryRule
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.compat import IncompatibleError
+from sgl_kimi_k3.config import PREFIX, Options
 from sgl_kimi_k3.models import is_portable
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
 from sgl_kimi_k3.resolution import check_page_size
 from sgl_kimi_k3.trace import TraceWriter
-
-if TYPE_CHECKING:
-    from sgl_kimi_k3.config import Options
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +86,20 @@ def _records(context: Any, options: Options) -> bool:
 
 
 def _warn_if_inert(options: Options, context_len: int) -> None:
-    if options.interval > context_len:
-        logger.info(
-            "KIMI_K3_INTERVAL=%d exceeds the context length %d: no interval checkpoints, "
-            "prompt ends and turn ends are still kept",
-            options.interval,
-            context_len,
-        )
+    """Say which option keeps no state because no prompt is that long; loudly if it was chosen."""
+    for name in ("interval", "grid"):
+        value = getattr(options, name)
+        if value >= context_len:
+            chosen = value != getattr(Options(), name)
+            logger.log(
+                logging.WARNING if chosen else logging.INFO,
+                "%s%s=%d is not below the context length of %d tokens: no state is kept because "
+                "of it, only where prompts and turns end. Lower it.",
+                PREFIX,
+                name.upper(),
+                value,
+                context_len,
+            )
 
 
 def _boundary_rule(server_args: Any) -> BoundaryRule | None:

@@ -14,6 +14,7 @@ request goes on writing its own.  Both copies are the request's until a commit p
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from sgl_kimi_k3.boundaries import BoundaryRule
     from sgl_kimi_k3.rows import RequestRows
 
+
+logger = logging.getLogger(__name__)
 
 _FIRST = (Kind.PROMPT_END, Kind.JUNCTION, Kind.BOUNDARY, Kind.INTERVAL)
 
@@ -97,10 +100,19 @@ class Captures:
     # -- planning --
 
     def plan(self, req: Req) -> None:
-        """Plan the stops of a matched, not yet admitted request.  Nothing is taken or counted."""
+        """Plan the stops of a matched, not yet admitted request.  Nothing is taken or counted.
+
+        One that SGLang bars from the tree leaves nothing.  If it asked for no match either, its KV
+        is not determined by its tokens, and it knows nothing: it gets a namespace of its own.
+        """
         tokens = tokens_of(req.full_untruncated_fill_ids)
+        barred = req.skip_radix_cache_insert
         if req.last_node is None:
-            req.last_node = self._cache.match(tokens, namespace_of(req), limit=0)
+            own = (req.rid,) if barred else ()
+            req.last_node = self._cache.match(tokens, (*namespace_of(req), *own), limit=0)
+        req.kimi_k3_stops = {}
+        if barred:
+            return
         boundaries = () if self._rule is None else self._rule.boundaries(tokens)
         stops = self._cache.stops(
             req.last_node, start=req.prefix_len, prompt_len=len(tokens), boundaries=boundaries
@@ -126,9 +138,11 @@ class Captures:
     def worth_waiting(self, leader: Req, req: Req) -> bool:
         """Whether `leader` is about to leave a state that `req` can resume.
 
-        True if one of the states it holds or plans lies on the prefix both share and saves `req` a
-        grid step.
+        True if one of the states it holds or plans lies on the prefix both share, no deeper than
+        `req` may resume, and saves it a grid step.
         """
+        if req.last_node is None:
+            return False  # it resumes nothing in any case
         depths = [capture.depth for capture in self._held(leader)]
         depths += [depth for depth in leader.kimi_k3_stops if depth > leader.prefix_len]
         if not depths or namespace_of(leader) != namespace_of(req):
@@ -137,7 +151,7 @@ class Captures:
         near = slice(req.prefix_len, req.prefix_len + self._grid)
         if ours[near] != theirs[near]:
             return False  # the usual case, for little
-        limit = min(len(ours) - 1, len(theirs), max(depths))
+        limit = min(req.last_node.limit, len(theirs), max(depths))
         shared = common_len(tokens_of(ours[:limit]), tokens_of(theirs[:limit]))
         gain = max((depth for depth in depths if depth <= shared), default=0) - req.prefix_len
         return gain >= self._grid
@@ -243,6 +257,25 @@ class Captures:
                 if one.tail is not None
             ]
         return Copies(states, blocks)
+
+    def discard(
+        self, reqs: Sequence[Req], inside: Sequence[list[Capture]], copies: Copies
+    ) -> Copies:
+        """The forward wrote none of `inside`: free them, so that nothing unwritten is published.
+
+        Returns what is left to copy.
+        """
+        logger.error(
+            "the KDA prefill that ran wrote none of the states it was asked for; they are not kept"
+        )
+        for req, within in zip(reqs, inside, strict=True):
+            kept = [one for one in self.collect(req) if one not in within]
+            if kept:
+                req.kimi_k3_captures = kept
+                self.uncommitted.append(req)
+            self.free(within)
+        tails = {one.tail for within in inside for one in within}
+        return Copies(copies.states, [pair for pair in copies.blocks if pair[1] not in tails])
 
     # -- giving them on or back --
 

@@ -53,6 +53,7 @@ REFUSED: tuple[tuple[str, str, Any, str], ...] = (
         -1,
         "the tree keeps what is worth its bytes",
     ),
+    ("--kv-events-config", "kv_events_config", None, "a router would learn of no prefix"),
 )
 KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from sgl_kimi_k3.cache_adapter import KimiK3Cache
     from sgl_kimi_k3.capture import Capture, Copies
+    from sgl_kimi_k3.state_pass import Writing
 
 logger = logging.getLogger(__name__)
 
@@ -140,15 +141,19 @@ def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any
         result = original(worker, *args, **kwargs)
     else:
         inside, batch.kimi_k3_copies, batch.kimi_k3_inside = batch.kimi_k3_inside, None, None
-        with writing_inside(batch, inside):
+        with writing_inside(batch, inside) as written:
             result = original(worker, *args, **kwargs)
+        if written is not None and not written.done:
+            copies = tree_cache.captures.discard(batch.reqs, inside, copies)
         tree_cache.launched(batch.reqs, copies)
     if is_ours(tree_cache):
         tree_cache.observer.stepped()
     return result
 
 
-def writing_inside(batch: Any, inside: list[list[Capture]]) -> AbstractContextManager[None]:
+def writing_inside(
+    batch: Any, inside: list[list[Capture]]
+) -> AbstractContextManager[Writing | None]:
     """Have the KDA prefill write these states, by request of the batch."""
     if not any(inside):
         return nullcontext()

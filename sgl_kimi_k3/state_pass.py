@@ -78,22 +78,36 @@ class Plan:
         return cls(*upload(table, device).split(sizes))
 
 
-_current: Plan | None = None
+@dataclass(slots=True)
+class Writing:
+    """A forward that shall write the plan's states, and whether its layers did."""
+
+    plan: Plan
+    convolved: bool = False  # the convolution's rows
+    walked: bool = False  # the recurrent states
+
+    @property
+    def done(self) -> bool:
+        """Whether the slots hold states.  False where a kernel ran that knows no plan."""
+        return self.convolved and self.walked
 
 
-def current() -> Plan | None:
-    """The plan of the forward that runs."""
+_current: Writing | None = None
+
+
+def current() -> Writing | None:
+    """The forward that runs, if it writes states."""
     return _current
 
 
 @contextmanager
-def writing(plan: Plan | None) -> Iterator[None]:
+def writing(plan: Plan) -> Iterator[Writing]:
     """Run one forward that writes the plan's states."""
     global _current  # noqa: PLW0603  # one forward at a time in a process
     assert _current is None, "a forward inside a forward"
-    _current = plan
+    _current = Writing(plan)
     try:
-        yield
+        yield _current
     finally:
         _current = None
 
@@ -106,9 +120,9 @@ def metadata(original: Callable[..., None], backend: Any, forward_batch: Any) ->
     will do.
     """
     original(backend, forward_batch)
-    plan = _current
-    if plan is None or not forward_batch.forward_mode.is_extend_without_speculative():
+    if _current is None or not forward_batch.forward_mode.is_extend_without_speculative():
         return
+    plan = _current.plan
     found = backend.forward_metadata
     assert not found.has_mamba_track_mask, "another part of SGLang tracks states in this forward"
     width = backend.conv_states_shape[-1]  # rows that the convolution looks back
@@ -118,13 +132,14 @@ def metadata(original: Callable[..., None], backend: Any, forward_batch: Any) ->
     none = plan.slots[:0]
     found.track_ssm_h_src = found.track_ssm_final_src = none
     found.track_chunk_idx = found.track_ssm_recompute_dst = None
+    _current.convolved = True
 
 
 def chunk_states(original: Callable[..., Any], **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """AROUND `fla.kda.chunk_gated_delta_rule_fwd_h`: ours where the forward writes states."""
-    plan = _current
-    if plan is None:
+    if _current is None:
         return original(**kwargs)
+    _current.walked = True
     assert kwargs["use_exp2"], "KDA's gates are powers of 2"
     assert kwargs["cu_seqlens"] is not None, "KDA's prefill lays sequences end to end"
     return pass_states(
@@ -135,7 +150,7 @@ def chunk_states(original: Callable[..., Any], **kwargs: Any) -> tuple[torch.Ten
         states=kwargs["initial_state"],
         rows=kwargs["initial_state_indices"],
         starts=kwargs["cu_seqlens"],
-        targets=plan.targets,
+        targets=_current.plan.targets,
     )
 
 

@@ -80,6 +80,7 @@ class View:
     kv_cache_dtype = "auto"
     enable_int8_mamba_checkpoint = False
     mamba_max_states_per_path = -1
+    kv_events_config = None
 
 
 def test_what_works_is_accepted() -> None:
@@ -102,6 +103,9 @@ def test_what_works_is_accepted() -> None:
         ("attn_cp_size", 2, "--attn-cp-size (got 2)"),
         ("dcp_size", 8, "--dcp-size (got 8)"),
         ("speculative_algorithm", "EAGLE", "--speculative-algorithm (got 'EAGLE')"),
+        ("enable_lmcache", True, "--enable-lmcache (got True)"),
+        ("enable_mixed_chunk", True, "--enable-mixed-chunk (got True)"),
+        ("kv_events_config", "{}", "--kv-events-config (got '{}')"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(field: str, value: object, flag: str) -> None:
