@@ -73,8 +73,8 @@ class Pool:
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
-        self.states = Table(geometry.max_states, geometry.state_first + geometry.max_states - 1)
-        self.blocks = Table(geometry.max_blocks, geometry.block_last)
+        self.states = Table(geometry.max_states, origin=geometry.state_first)
+        self.blocks = Table(geometry.max_blocks, origin=geometry.block_last, stride=-1)
         self._states = End(geometry.max_states, origin=geometry.state_first)
         self._blocks = End(geometry.max_blocks, origin=geometry.block_last, stride=-1)
         self._low = _Half(Side.STATE, self._states, self.states, geometry.state_bytes)
@@ -246,6 +246,8 @@ class Pool:
         Raises:
             ValueError: a given id is not live; nothing changed.
         """
+        if not (self._states.holes or self._blocks.holes):
+            return ()
         self.pin(pinned_states, pinned_blocks)
         moves: list[Move] = []
         halves = [self._low, self._high]

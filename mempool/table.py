@@ -7,46 +7,41 @@ from mempool.ids import SOME, IdArray
 
 
 class Table:
-    """Ids `1..max_id` of one side, bound to physical indices.
+    """Ids `1..max_id` of one side and the physical index each belongs to, a permutation.
 
-    Freed ids queue up behind all free ones (FIFO), so a stale id stays free, and is caught, for as
-    long as possible. As many ids exist as positions, so ids never run out before bytes do.
+    An index keeps its id until a move: then the two ids change places. So what a device copy of the
+    table says stays right whatever is taken and freed, and only moves have to tell it.
+
+    Args:
+        max_id: number of ids, as many as positions: ids never run out before bytes do.
+        origin: physical index of id 1.
+        stride: 1 where indices grow with the id, -1 where they fall.
 
     Attributes:
-        indices: int64 `[max_id + 1]`, physical index by id; 0 (the sink) where unbound. The same
+        indices: int64 `[max_id + 1]`, physical index by id; 0 (the sink) where unbound.
+        homes: int64 `[max_id + 1]`, the same with the index an unbound id belongs to. The same
             array for the table's whole life: a tensor may share its memory.
         max_id: the highest id ever handed out.
 
-    >>> table = Table(3, 10)
-    >>> table.bind(np.array([9, 8])).tolist(), table.index_of(np.array([2, -1, 0])).tolist()
-    ([1, 2], [8, 0, 0])
+    >>> table = Table(3, origin=9, stride=-1)
+    >>> table.bind(np.array([9, 8])).tolist(), table.index_of(np.array([2, -1, 0, 3])).tolist()
+    ([1, 2], [8, 0, 0, 0])
     """
 
-    __slots__ = (
-        "_head",
-        "_ids",
-        "_queue",
-        "_scratch",
-        "free_count",
-        "indices",
-        "max_id",
-    )
+    __slots__ = ("_ids", "_scratch", "homes", "indices", "max_id")
 
-    def __init__(self, max_id: int, max_index: int) -> None:
+    def __init__(self, max_id: int, *, origin: int, stride: int = 1) -> None:
         self.max_id = max_id
         self.indices: IdArray = np.zeros(max_id + 1, dtype=np.int64)
-        self._ids: IdArray = np.zeros(max_index + 1, dtype=np.int64)  # id by physical index
+        self.homes: IdArray = origin + stride * np.arange(-1, max_id, dtype=np.int64)
+        self.homes[0] = 0
+        self._ids: IdArray = np.zeros(int(self.homes.max()) + 1, dtype=np.int64)  # by index
+        self._ids[self.homes[1:]] = np.arange(1, max_id + 1)
         self._scratch: IdArray = np.zeros(max_id + 1, dtype=np.int64)
-        self._queue: IdArray = np.empty(max_id, dtype=np.int64)  # ring of free ids
-        self.clear()
 
     def clear(self) -> None:
-        """Unbind every id, in place."""
+        """Unbind every id, in place; each keeps its index."""
         self.indices[:] = 0
-        self._ids[:] = 0
-        self._queue[:] = np.arange(1, self.max_id + 1)
-        self._head = 0
-        self.free_count = self.max_id
 
     def index_of(self, ids: npt.ArrayLike) -> IdArray:
         """Physical indices of `ids`, any shape; padding (negative) and unbound ids give the sink.
@@ -58,42 +53,28 @@ class Table:
         return index
 
     def id_at(self, indices: IdArray) -> IdArray:
-        """Ids last bound to physical indices; theirs now where a unit is live."""
+        """Ids that physical indices belong to."""
         return self._ids[indices]
 
     def bind(self, indices: IdArray) -> IdArray:
-        """Take as many free ids, oldest first, and bind them to `indices` in order."""
-        count = len(indices)
-        assert count <= self.free_count, f"{count} ids of {self.free_count} free"
-        stop = self._head + count
-        if stop <= self.max_id:
-            ids = self._queue[self._head : stop].copy()
-        else:
-            ids = np.concatenate((self._queue[self._head :], self._queue[: stop - self.max_id]))
-        self._head = stop % self.max_id
-        self.free_count -= count
+        """The ids of free `indices`, bound from now on."""
+        ids = self._ids[indices]
         self.indices[ids] = indices
-        self._ids[indices] = ids
         return ids
 
     def unbind(self, ids: IdArray) -> None:
-        """Return resolved ids to the back of the queue."""
-        count = len(ids)
+        """Take resolved ids back."""
         self.indices[ids] = 0
-        start = (self._head + self.free_count) % self.max_id
-        stop = start + count
-        if stop <= self.max_id:
-            self._queue[start:stop] = ids
-        else:
-            self._queue[start:] = ids[: self.max_id - start]
-            self._queue[: stop - self.max_id] = ids[self.max_id - start :]
-        self.free_count += count
 
     def rebind(self, sources: IdArray, targets: IdArray) -> None:
-        """Let the ids bound to `sources` follow their bytes to the unbound `targets`."""
-        ids = self._ids[sources]
-        self._ids[targets] = ids
-        self.indices[ids] = targets
+        """Let the ids bound to `sources` follow their bytes to the unbound `targets`.
+
+        The targets' ids take the sources' place.
+        """
+        moved, displaced = self._ids[sources], self._ids[targets]
+        self._ids[targets], self._ids[sources] = moved, displaced
+        self.homes[moved], self.homes[displaced] = targets, sources
+        self.indices[moved] = targets
 
     def resolve(self, ids: IdArray, verb: str) -> IdArray:
         """Indices of `ids`, at least one, if each is bound and named once.
@@ -131,15 +112,15 @@ class Table:
         raise AssertionError(f"{verb}: every id is bound")
 
     def violations(self) -> list[str]:
-        """Recount P4: ids and indices point at each other, each id is in exactly one place."""
-        bound = np.flatnonzero(self.indices)
-        queue = self._queue[(self._head + np.arange(self.free_count)) % self.max_id]
+        """Recount P4: ids and indices are one permutation, and a bound id is where it belongs."""
+        ids = np.arange(1, self.max_id + 1)
+        bound = self.indices != 0
         checks = (
-            (bool((self._ids[self.indices[bound]] == bound).all()), "P4: id and index disagree"),
+            (np.array_equal(self._ids[self.homes[1:]], ids), "P4: id and index disagree"),
             (
-                np.array_equal(np.sort(queue), np.flatnonzero(self.indices[1:] == 0) + 1),
-                "P4: the queue is not the set of free ids",
+                np.array_equal(self.indices[bound], self.homes[bound]),
+                "P4: an id is bound to another's index",
             ),
-            (int(self.indices[0]) == 0, "P4: the sink id is bound"),
+            (int(self.indices[0]) == 0 == int(self.homes[0]), "P4: the sink id is bound"),
         )
         return [text for good, text in checks if not good]

@@ -29,26 +29,21 @@ NO_IDS: IdArray = np.empty(0, dtype=np.int64)
 class DeviceTable:
     """A torch copy of one `mempool.Table` (virtual id -> physical index, int64 [max id + 1]).
 
-    On the CPU it shares the table's memory; on a GPU changed entries are copied.
+    On the CPU it shares the table's memory; on a GPU entries that moves have changed are copied.
     """
 
     def __init__(self, table: Table, device: torch.device) -> None:
         self._table = table
         self._shared = device.type == "cpu"
-        host = torch.from_numpy(table.indices)
+        host = torch.from_numpy(table.homes)
         self.tensor = host if self._shared else host.to(device)
 
     def refresh(self, ids: IdArray) -> None:
         """Make the entries of `ids` visible on the device."""
         if not self._shared and ids.size:
-            entries = np.stack((ids, self._table.indices[ids]))
+            entries = np.stack((ids, self._table.homes[ids]))
             where, indices = upload(entries, self.tensor.device)
             self.tensor[where] = indices
-
-    def refresh_all(self) -> None:
-        """Make every entry visible; for `clear`."""
-        if not self._shared:
-            self.tensor.copy_(upload(self._table.indices, self.tensor.device))
 
 
 class SlotTensors:
@@ -124,13 +119,13 @@ class Arena:
             return None
         if self.decisions is not None:
             self.decisions.grant(grant)
-        with self._in_order():
-            self._apply(grant.moves)
-            self.storage.zero_blocks(grant.stale_blocks)
-            if not overwritten:
-                self.storage.zero_states(grant.stale_states)
-            self.states.refresh(grant.states)
-            self.blocks.refresh(grant.blocks)
+        # The usual grant needs nothing of the device, not even a stream.
+        if grant.moves or grant.stale_states.size or grant.stale_blocks.size:
+            with self._in_order():
+                self._apply(grant.moves)
+                self.storage.zero_blocks(grant.stale_blocks)
+                if not overwritten:
+                    self.storage.zero_states(grant.stale_states)
         return grant
 
     def free(self, states: IdArray, blocks: IdArray) -> None:
@@ -174,23 +169,20 @@ class Arena:
         moves = self.pool.compact(budget_bytes)
         if self.decisions is not None:
             self.decisions.moves(moves)
-        with self._in_order():
-            self._apply(moves)
+        if moves:
+            with self._in_order():
+                self._apply(moves)
         return sum(move.sources.size for move in moves)
 
     def clear(self) -> None:
         """Free everything; ids handed out before are void."""
         self.pool.clear()
-        with self._in_order():
-            self.states.refresh_all()
-            self.blocks.refresh_all()
 
     def _in_order(self) -> AbstractContextManager[object]:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def _apply(self, moves: tuple[Move, ...]) -> None:
-        if moves:
-            self.storage.move(moves)
-            for move in moves:
-                table, device = self._tables[move.side]
-                device.refresh(table.id_at(move.targets))
+        self.storage.move(moves)
+        for move in moves:
+            table, device = self._tables[move.side]
+            device.refresh(table.id_at(np.concatenate((move.targets, move.sources))))

@@ -73,8 +73,6 @@ def test_padding_is_translated_to_the_sink(pages):
     expected = [top * page, (top - 2) * page + page - 1, 0, 0]
     assert pages.translate_kv_loc(rows).tolist() == expected
     assert pages.translate_write_loc(rows, out_width=6).tolist() == [*expected, 0, 0]
-    pages.free(ids)
-    assert pages.translate_kv_loc(rows).tolist() == [0, 0, 0, 0]
 
 
 def test_a_double_free_is_an_error_alone_and_in_a_group(pages):
@@ -173,4 +171,4 @@ def test_ids_of_rows_and_tables_reach_as_far_as_they_are_indexed(pages):
     assert len(arena.states.tensor) == pages.size_mamba + 1
     ids = pages.alloc(pages.available_size())
     assert int(ids.max()) // page == arena.pool.blocks.max_id
-    assert np.array_equal(arena.blocks.tensor.numpy(), arena.pool.blocks.indices)
+    assert np.array_equal(arena.blocks.tensor.numpy(), arena.pool.blocks.indices)  # all are bound

@@ -108,7 +108,7 @@ def test_a_table_is_as_long_as_its_ids_are_high():
     for count, take, side in ((10, states, Side.STATE), (1000, blocks, Side.BLOCK)):
         highest = 0
         for _ in range(3):
-            ids = take(pool, count - 1)
+            ids = take(pool, count)
             highest = max(highest, int(ids.max()))
             pool.free(*((ids, []) if side is Side.STATE else ([], ids)))
         table = pool.table_of(side)
@@ -215,13 +215,15 @@ def test_a_padded_batch_changes_no_live_unit():
 
 
 def test_a_finished_request_points_at_the_sink():
-    """vllm #37728: a dummy step through a stale id must not touch the next tenant."""
+    """vllm #37728: a dummy step must not touch the next tenant; its rows are padding, id 0."""
     pool = pool_of(100, 30, 10)
     first = states(pool, 1)
     pool.free(first, [])
+    assert pool.states.index_of(first).tolist() == [0]
     second = states(pool, 1)
     assert pool.states.index_of(second).tolist() == [1]
-    assert pool.states.index_of(first).tolist() == [0]
+    assert pool.states.index_of(np.array([0, -1])).tolist() == [0, 0]
+    assert pool.states.homes[0] == 0  # what a device reads
 
 
 def test_offsets_pass_two_to_the_31():

@@ -31,7 +31,8 @@ def healthy() -> Pool:
         ("P4", "table", "indices", 7, 9),
         ("P4", "table", "indices", 0, 1),
         ("P4", "table", "_ids", 1, 4),
-        ("P4", "table", "_queue", 5, 1),
+        ("P4", "table", "homes", 5, 1),
+        ("P4", "table", "homes", 0, 1),
         ("P6", "pool", "_marks", None, (0, 2000)),
     ],
 )
