@@ -62,6 +62,7 @@ class PrefixCache:
         self._policy = ExpectedLoss(config.costs) if policy is None else policy
         self._tree = Tree(config.block_size)
         self._ghosts = Ghosts(self._tree, config.ghost_tokens, self._policy.forget)
+        self.expected: dict[Checkpoint, None] = {}  # what waiting requests will resume from
 
     # -- looking up -------------------------------------------------------------------------
 
@@ -182,8 +183,33 @@ class PrefixCache:
         self.tick += 1
         checkpoint = pin.node.checkpoint
         if checkpoint is not None:
+            self._unexpect(checkpoint)
             checkpoint.gap, checkpoint.line = self.tick - checkpoint.used, checkpoint.kind
             self._policy.consume(checkpoint, self.tick)
+
+    def _unexpect(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.expected:
+            checkpoint.expected = False
+            del self.expected[checkpoint]
+
+    def expect(self, matches: Sequence[Match]) -> None:
+        """Tell that requests wait which will resume from these; replaces what was told before.
+
+        Not a pin: their checkpoints may be evicted, but what a queue is about to use is worth more
+        than anything learned promises.  Matches whose state is gone are passed over.  O(matches).
+        """
+        now = {
+            match.node.checkpoint: None
+            for match in matches
+            if match.node is not None
+            and match.node.checkpoint is not None
+            and match.node.checkpoint.slot == match.slot
+        }
+        before, self.expected = self.expected, now
+        for checkpoint in (*before, *now):
+            if checkpoint.expected != (checkpoint in now):
+                checkpoint.expected = not checkpoint.expected
+                self._policy.update(checkpoint, self.tick)
 
     def path_blocks(self, held: Pin | Match) -> IdArray:
         """Block ids of [0, depth) of a pin, or of [0, resume_len) of a current match.
@@ -272,6 +298,7 @@ class PrefixCache:
         self.states -= 1
         node.checkpoint = None
         checkpoint.lost = True
+        self._unexpect(checkpoint)
         self._policy.lose(checkpoint, self.tick)
         known = (*node.lost, checkpoint)
         node.lost = known[-LOST_PER_EDGE:]
@@ -422,6 +449,7 @@ class PrefixCache:
         self.roots.clear()
         self._ghosts.clear()
         self._tree.clear()
+        self.expected.clear()
         self.states = 0
         return np.array(states, dtype=np.int64), np.concatenate(pieces)
 

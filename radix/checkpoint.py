@@ -22,6 +22,7 @@ class Checkpoint:
         "answer_len",
         "created",
         "depth",
+        "expected",
         "gap",
         "hits",
         "kind",
@@ -53,6 +54,7 @@ class Checkpoint:
         self.later = 0
         self.twins = 0
         self.lost = False
+        self.expected = False  # a request that waits will resume here
         self.note: object = None  # the policy's
 
     @property

@@ -20,6 +20,7 @@ _CLASSES = 7  # of either
 _SHORT_LEN = 512  # tokens; shorter paths are of one class
 _LEARNING = 0.01  # weight of one request in the share of lost ends
 _HITS = 3  # more are told apart no further
+_SURE = 1.0  # uses per tick of what a waiting request will resume from
 
 # How often a class is used before anything is learned, beside ends that stand last on their path.
 _STANDINGS = {"last": 1.0, "twin": 0.2, "superseded": 0.02}
@@ -49,7 +50,8 @@ class ExpectedLoss:
     how long it is. Recompute starts at the next shallower checkpoint; bytes are the state and the
     KV that only it needs. An end with others behind it is also what remains of the path once those
     are evicted, so it is promised the part of their uses that comes too late: earlier ends go
-    early, but some stay to trim a path by. Unproven opportunistic checkpoints go before all else.
+    early, but some stay to trim a path by. What a waiting request will resume from (`expected`) is
+    as good as used. Unproven opportunistic checkpoints go before all else.
 
     The order is a heap of scores. Ages move scores down: a timer re-scores a checkpoint whenever
     it enters the next age bucket, O(log age) times. Scores that only rise are corrected when they
@@ -190,6 +192,8 @@ class ExpectedLoss:
             if behind is not None and isinstance(behind.note, _Note):
                 fallback = self._survival.promise(behind.note.row, behind.note.bucket)
                 promise += self._lost_share * fallback
+        if checkpoint.expected:
+            promise = max(promise, _SURE)
         return promise * loss / freed
 
     def _place(self, checkpoint: Checkpoint) -> None:
@@ -207,7 +211,9 @@ class ExpectedLoss:
     def _entry(self, checkpoint: Checkpoint, note: _Note) -> tuple[bool, float, int, Checkpoint]:
         self._serial += 1
         note.entry = self._serial
-        proven = checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.hits > 0
+        proven = (
+            checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.hits > 0 or checkpoint.expected
+        )
         return proven, self._score(checkpoint, note), self._serial, checkpoint
 
     def _reorder(self) -> None:

@@ -193,6 +193,7 @@ def violations(cache: PrefixCache) -> list[str]:
     if cache.ghost_tokens > cache.config.ghost_tokens:
         found.append(f"R8 {cache.ghost_tokens} ghost tokens, bound {cache.config.ghost_tokens}")
     found += _pins(cache)
+    found += _expected(cache)
     return found
 
 
@@ -259,3 +260,15 @@ def _pins(cache: PrefixCache) -> Iterator[str]:
             recount = (pins[id(node)], holds[id(node)], refs[id(node)])
             if counted != recount:
                 yield f"R7 node at {node.end}: pins, holds, refs {counted}, recount {recount}"
+
+
+def _expected(cache: PrefixCache) -> Iterator[str]:
+    told = [id(checkpoint) for checkpoint in cache.expected]
+    for root in cache.roots.values():
+        for node in nodes_below(root):
+            for checkpoint in (node.checkpoint, *node.lost):
+                if checkpoint is None or checkpoint.expected == (id(checkpoint) in told):
+                    continue
+                yield f"R10 checkpoint at {checkpoint.depth}: expected is {checkpoint.expected}"
+    if any(checkpoint.lost for checkpoint in cache.expected):
+        yield "R10 an evicted checkpoint is expected"

@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 # Opportunistic states leave room for new work: these states and one part in so many of the arena.
 RESERVED_STATES = 2
 RESERVED_SHARE = 8
+# Waiting requests whose states are kept for them; those behind are far from being admitted.
+EXPECTED_REQUESTS = 64
 
 
 class KimiK3Cache(BasePrefixCache):
@@ -201,6 +203,25 @@ class KimiK3Cache(BasePrefixCache):
         req.kimi_k3_prefix = blocks
         return self.handover.token_ids(blocks)[: req.prefix_len]
 
+    def expect(self, waiting: list[Req]) -> None:
+        """Have the states that waiting requests will resume from evicted last.
+
+        A request is looked up once, and not before it has waited for a whole pass: most never do.
+        """
+        if self.disable:
+            return
+        matches = []
+        for req in waiting[:EXPECTED_REQUESTS]:
+            known = req.__dict__
+            if "kimi_k3_expected" not in known:
+                known["kimi_k3_expected"] = None  # seen
+                continue
+            if known["kimi_k3_expected"] is None:
+                tokens = tokens_of(req.origin_input_ids + req.output_ids)
+                known["kimi_k3_expected"] = self.cache.match(tokens, namespace_of(req))
+            matches.append(known["kimi_k3_expected"])
+        self.cache.expect(matches)
+
     # -- locks --
 
     def lock(self, node: Match | None) -> Lock | None:
@@ -227,6 +248,7 @@ class KimiK3Cache(BasePrefixCache):
     def admitted(self, req: Req) -> None:
         """The request was admitted: mark what it consumes and, the first time, count it."""
         if not self.disable:
+            req.__dict__.pop("kimi_k3_expected", None)
             self.cache.touch(req.lock.pin)
             self.observer.admitted(self.cache, req)
 

@@ -110,9 +110,12 @@ class StopAwareAdder(PrefillAdder):
 
 
 def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:
-    """AROUND `Scheduler.get_prefill_adder_class`: ours where states are kept."""
+    """AROUND `Scheduler.get_prefill_adder_class`, every pass: ours where states are kept."""
     stock = original(scheduler)
-    return StopAwareAdder if keeps_states(scheduler.tree_cache) else stock
+    if not keeps_states(scheduler.tree_cache):
+        return stock
+    scheduler.tree_cache.expect(scheduler.waiting_queue)
+    return StopAwareAdder
 
 
 def prepare_for_extend(original: Callable[..., None], batch: Any) -> None:

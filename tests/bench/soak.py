@@ -36,6 +36,7 @@ class Soak:
     url: str
     end: float
     longest: int
+    new: int
     seed: int
     served: int = 0
     aborted: int = 0
@@ -67,7 +68,7 @@ class Soak:
                     self.aborted += 1
                     continue
                 output, _ = generate(
-                    self.url, prompt, source.randrange(1, 400), may_end=source.random() < 0.5
+                    self.url, prompt, source.randrange(1, self.new), may_end=source.random() < 0.5
                 )
             except (OSError, http.client.HTTPException, AssertionError) as error:
                 with self.guard:
@@ -124,11 +125,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--clients", type=int, default=48)
     parser.add_argument("--longest", type=int, default=12_000)
+    parser.add_argument("--new", type=int, default=400, help="tokens of an answer, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", type=Path, help="the server's log, searched for trouble")
     parser.add_argument("--json", type=Path)
     parsed = parser.parse_args()
-    soak = Soak(parsed.url, time.monotonic() + 60 * parsed.minutes, parsed.longest, parsed.seed)
+    end = time.monotonic() + 60 * parsed.minutes
+    soak = Soak(parsed.url, end, parsed.longest, parsed.new, parsed.seed)
     threads = [
         threading.Thread(target=soak.client, args=(serial,)) for serial in range(parsed.clients)
     ]

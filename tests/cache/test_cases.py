@@ -280,6 +280,32 @@ def test_a_burst_hits_in_its_second_run_and_plants_once(fresh):
     assert world.held_depths().count(1024) == 1
 
 
+def test_what_a_queue_will_resume_goes_last():
+    """sglang touches waiting prefixes for its LRU; here a longer, younger state goes first."""
+    cache, pool = tiny(1000, 200, 10)
+    waited_for, longer = keep(cache, pool, 0, 10), keep(cache, pool, 100, 30)
+    match = cache.match(np.append(waited_for, 9), None)
+    cache.expect([match, match])
+    assert cache.evict(pool.fundable_states() + 1, 0)
+    assert cache.match(np.append(longer, 9), None).resume_len == 0
+    assert cache.match(np.append(waited_for, 9), None).resume_len == 10
+    assert cache.violations() == []
+    assert cache.evict(pool.fundable_states() + 1, 0), "it is no pin"
+    assert (cache.states, list(cache.expected), cache.violations()) == (0, [], [])
+
+
+def test_an_expectation_ends_with_the_use_and_with_the_next_word():
+    cache, pool = tiny(1000, 200, 10)
+    first, second = keep(cache, pool, 0, 10), keep(cache, pool, 100, 10)
+    cache.expect([cache.match(np.append(tokens, 9), None) for tokens in (first, second)])
+    lease = admit(cache, pool, np.append(first, 9), None)
+    assert [checkpoint.node.end for checkpoint in cache.expected] == [10]
+    lease.abort()
+    cache.expect([])
+    assert (list(cache.expected), cache.violations()) == ([], [])
+    assert cache.match(np.append(second, 9), None).node.checkpoint.expected is False
+
+
 def test_a_hit_refreshes_the_consumed_state_only():
     """sglang #31643, #31648: states X4, X8, Y4; after a hit of X at 8 the victim is X4."""
     world = World(block_size=1, interval=4)

@@ -165,6 +165,12 @@ class CacheMachine(RuleBasedStateMachine):
     def relax(self, data):
         self.world.cache.relax(data.draw(st.sampled_from(self.pins)))
 
+    @rule(prompts=st.lists(st.tuples(TOKENS, NAMESPACES), max_size=3))
+    def expect(self, prompts):
+        before = self.world.cache.report()
+        self.world.cache.expect([self.world.match(self.stem + p, n) for p, n in prompts])
+        assert replace(before, policy={}) == replace(self.world.cache.report(), policy={})
+
     @precondition(lambda self: not self.running and not self.pins)
     @rule()
     def flush(self):

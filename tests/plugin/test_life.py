@@ -4,7 +4,9 @@ import random
 
 import numpy as np
 import pytest
+from sglang.srt.managers.schedule_policy import PrefillAdder
 
+from sgl_kimi_k3 import scheduler
 from sgl_kimi_k3.arena import NO_IDS
 from tests.plugin.world import World
 
@@ -219,6 +221,29 @@ def test_a_full_pool_queues_and_serves_everyone() -> None:
     requests = [world.request(prompt(user, 30), new=20) for user in range(10)]
     world.run(*requests)
     assert all(len(req.output_ids) == 20 for req in requests)
+
+
+@pytest.mark.parametrize("waits", [1, 2])
+def test_what_a_waiting_request_will_resume_outlasts_an_idle_session(waits: int) -> None:
+    world = World()
+    ended = {user: world.serve(prompt(user, 40)) for user in (1, 2)}
+    turns = {
+        user: [*prompt(user, 40), *req.output_ids, *prompt(5, 3)] for user, req in ended.items()
+    }
+    world.request(turns[waits])
+    world.scheduler.waiting_queue = world.waiting
+    for _ in range(2):  # it is looked up when it has waited for a whole pass
+        assert not world.tree.cache.expected
+        scheduler.prefill_adder_class(lambda _: PrefillAdder, world.scheduler)
+    while world.tree.cache.states > 1:
+        assert world.tree.make_room(states=world.arena.pool.fundable_states() + 1, blocks=0)
+    resumes = {
+        user: world.tree.cache.match(np.array(turn), (None, None)).resume_len
+        for user, turn in turns.items()
+    }
+    assert resumes == {waits: 40 + len(ended[waits].output_ids) - 1, 3 - waits: 0}
+    world.run(*world.waiting)
+    assert not world.tree.cache.expected
 
 
 def test_flush_forgets_everything() -> None:

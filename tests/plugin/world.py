@@ -36,7 +36,7 @@ class World(Memory):
         self.kernel_writes = True  # whether the prefill kernel knows of the states it is asked for
         self._inflight: list[tuple[list[tuple[Req, int]], bool]] = []
         self._unseen: dict[str, list[int]] = {}  # sampled tokens by request, on the device
-        self.scheduler = SimpleNamespace(tree_cache=self.tree)
+        self.scheduler = SimpleNamespace(tree_cache=self.tree, waiting_queue=[])
         self.waiting: list[Req] = []
         self.running: list[Req] = []
         self.chunked: Req | None = None
@@ -102,6 +102,7 @@ class World(Memory):
         if not self.chunked and len(self.rows.free_slots) == 0:
             return []
         running = SimpleNamespace(reqs=self.running, batch_size=lambda: len(self.running))
+        self.scheduler.waiting_queue = self.waiting
         adder_class = scheduler.prefill_adder_class(lambda _: PrefillAdder, self.scheduler)
         adder = adder_class(
             self.page_size, self.tree, self.allocator, running, 0.5, 4096, self.chunk
