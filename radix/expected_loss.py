@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from typing import TYPE_CHECKING
 
-from radix.eviction import VOID_ENTRIES_MIN
 from radix.node import fallback_len, newest_below, only_len
-from radix.survival import BOUNDS, BUCKETS, Survival, bucket_of
+from radix.ranking import NOTHING, Ranking
+from radix.survival import Survival
 from radix.values import ENDS, Costs, Kind
 
 if TYPE_CHECKING:
     from radix.checkpoint import Checkpoint
 
 _RELEARN = 128  # ticks between two looks at what was learned
+_LOOKS = 16  # checkpoints that are judged again each tick, told or not,
+_LOOKED_AT = 256  # and one in so many beyond
 _OCTAVES = 1.5  # width of a class of gaps, and of lengths
 _CLASSES = 7  # of either
 _SHORT_LEN = 512  # tokens; shorter paths are of one class
@@ -25,20 +26,6 @@ _SURE = 1.0  # uses per tick of what a waiting request will resume from
 # How often a class is used before anything is learned, beside ends that stand last on their path.
 _STANDINGS = {"last": 1.0, "twin": 0.2, "superseded": 0.02}
 _PLACES = {Kind.INTERVAL: 0.1, Kind.BOUNDARY: 0.5, Kind.OPPORTUNISTIC: 0.1}
-
-
-class _Note:
-    """What the policy remembers of one checkpoint."""
-
-    __slots__ = ("bucket", "due", "entry", "row", "since", "timer")
-
-    def __init__(self, row: int, now: int) -> None:
-        self.row = row
-        self.bucket = 0
-        self.since = now  # exposure is counted up to here
-        self.due = -1  # when it enters the next bucket
-        self.entry = 0  # serial of its valid place in the order, 0: none
-        self.timer = 0  # serial of its valid timer
 
 
 class ExpectedLoss:
@@ -53,103 +40,89 @@ class ExpectedLoss:
     early, but some stay to trim a path by. What a waiting request will resume from (`expected`) is
     as good as used. Unproven opportunistic checkpoints go before all else.
 
-    The order is a heap of scores. Ages move scores down: a timer re-scores a checkpoint whenever
-    it enters the next age bucket, O(log age) times. Scores that only rise are corrected when they
-    come up. Every 128 ticks all are re-scored.
+    Facts are noted as they change, scores made when a victim is asked for (`Ranking`): a tick on
+    which nothing is evicted costs nothing. What a checkpoint is worth by its neighbours is looked
+    at again when the tree tells of a change, when it comes up as victim, and in turn, some on each
+    tick. Every 128 ticks the promises are learned anew.
     """
 
     def __init__(self, costs: Costs | None = None) -> None:
         self._costs = Costs() if costs is None else costs
         self._survival = Survival()
-        self._order: list[tuple[bool, float, int, Checkpoint]] = []
-        self._timers: list[tuple[int, int, Checkpoint]] = []
-        self._timers_limit = VOID_ENTRIES_MIN
-        self._evictable: dict[Checkpoint, None] = {}
-        self._serial = 0
+        self._ranking = Ranking(self._survival)
+        self._stale: dict[Checkpoint, None] = {}  # to be judged before the next victim
+        self._looked_at = -1
         self._relearn_at = 0
         self._lost_share = 0.0  # of ends that stand last, those gone when someone comes
 
     # -- what is told -----------------------------------------------------------------------
 
     def keep(self, checkpoint: Checkpoint, now: int) -> None:
-        """O(log n)."""
-        checkpoint.note = _Note(self._row(checkpoint), now)
-        self._set_timer(checkpoint)
-        self._place(checkpoint)
+        """O(1)."""
+        checkpoint.note = self._ranking.add(checkpoint, self._row(checkpoint), now)
+        self._stale[checkpoint] = None
 
     def update(self, checkpoint: Checkpoint, now: int) -> None:
-        """O(log n)."""
-        note = checkpoint.note
-        if not isinstance(note, _Note):
-            return
-        self._advance(now)
-        self._expose(note, now)
-        note.row = self._row(checkpoint)
-        note.bucket = bucket_of(now - checkpoint.used)
-        self._set_timer(checkpoint)
-        self._place(checkpoint)
+        """O(1)."""
+        place = checkpoint.note
+        if isinstance(place, int):
+            self._ranking.classify(place, self._row(checkpoint), checkpoint.used, now)
+            self._stale[checkpoint] = None
 
     def consume(self, checkpoint: Checkpoint, now: int) -> None:
-        """O(log n)."""
-        note = checkpoint.note
-        if isinstance(note, _Note):
-            self._advance(now)
-            self._expose(note, now)
-            self._survival.use(note.row, note.bucket)
+        """O(1)."""
+        place = checkpoint.note
+        if isinstance(place, int):
+            self._ranking.use(place, now)
             if checkpoint.kind in ENDS and checkpoint.standing == "last":
                 self._lost_share += _LEARNING * (checkpoint.lost - self._lost_share)
-            note.bucket = 0
         checkpoint.used = now
         checkpoint.hits += 1
-        if isinstance(note, _Note):
-            note.row = self._row(checkpoint)
-            self._set_timer(checkpoint)
-            self._place(checkpoint)
+        self.update(checkpoint, now)
 
     def lose(self, checkpoint: Checkpoint, now: int) -> None:
-        """O(1). It goes on being observed: what it would have been worth is worth knowing."""
+        """O(n), vectorised. It goes on being observed: what it would have been worth is known."""
         del now
-        self._evictable.pop(checkpoint, None)
-        if isinstance(checkpoint.note, _Note):
-            checkpoint.note.entry = 0
+        self._stale.pop(checkpoint, None)
+        if isinstance(checkpoint.note, int):
+            self._stale.update(dict.fromkeys(self._ranking.withdraw(checkpoint.note)))
 
     def forget(self, checkpoint: Checkpoint) -> None:
-        """O(1)."""
+        """O(n), vectorised."""
+        if isinstance(checkpoint.note, int):
+            self._ranking.remove(checkpoint.note)
         checkpoint.note = None
-        self._evictable.pop(checkpoint, None)
+        self._stale.pop(checkpoint, None)
 
     def victim(self, now: int) -> Checkpoint | None:
-        """Amortised O(log n)."""
-        self._advance(now)
+        """O(n) once a tick, vectorised; then O(log n) amortised."""
         if now >= self._relearn_at:
             self._relearn_at = now + _RELEARN
-            self._survival.learn()
-            self._reorder()
-        while self._order:
-            _, score, serial, checkpoint = self._order[0]
-            note = checkpoint.note
-            if not isinstance(note, _Note) or note.entry != serial:
-                heapq.heappop(self._order)
-            elif self._score(checkpoint, note) > score:
-                heapq.heappop(self._order)
-                self._place(checkpoint)
-            else:
-                return checkpoint
-        return None
+            self._ranking.learn(now)
+        if now != self._looked_at:
+            self._looked_at = now
+            looks = _LOOKS + len(self._ranking) // _LOOKED_AT
+            self._stale.update(dict.fromkeys(self._ranking.some(looks)))
+        while True:
+            for checkpoint in self._stale:
+                self._judge(checkpoint)
+            self._stale.clear()
+            first = self._ranking.first(now, self._lost_share)
+            if first is None or not self._judge(first):
+                return first
 
     def numbers(self) -> dict[str, float]:
         """For dashboards. O(1).
 
         `lost_share`: of the ends that stood last on their path, the share that was already gone
-        when a request came for it, recent requests weighing most.
+        when a request came for it, recent requests weighing most. `observed`: checkpoints that are
+        learned from, lost ones included.
         """
         return {
             "lost_share": self._lost_share,
             "classes": self._survival.classes,
             "uses_seen": self._survival.uses_seen,
-            "evictable": len(self._evictable),
-            "order_entries": len(self._order),
-            "timer_entries": len(self._timers),
+            "observed": len(self._ranking),
         }
 
     # -- what is concluded ------------------------------------------------------------------
@@ -182,85 +155,17 @@ class ExpectedLoss:
         octaves = math.log2(max(checkpoint.depth / _SHORT_LEN, 1))
         return -1 - min(int(octaves / _OCTAVES), _CLASSES - 1)
 
-    def _score(self, checkpoint: Checkpoint, note: _Note) -> float:
+    def _judge(self, checkpoint: Checkpoint) -> bool:
+        """Look at what surrounds it; whether it is judged differently now."""
+        place = checkpoint.note
+        assert isinstance(place, int), checkpoint.depth
+        if not checkpoint.evictable:
+            return self._ranking.judge(place, 0.0, NOTHING, least=0.0, early=False)
         node = checkpoint.node
         loss = self._costs.recompute(fallback_len(node), checkpoint.depth)
         freed = self._costs.state_bytes + only_len(node) * self._costs.token_bytes
-        promise = self._survival.promise(note.row, note.bucket)
-        if checkpoint.later or checkpoint.twins:
-            behind = newest_below(node, ENDS)
-            if behind is not None and isinstance(behind.note, _Note):
-                fallback = self._survival.promise(behind.note.row, behind.note.bucket)
-                promise += self._lost_share * fallback
-        if checkpoint.expected:
-            promise = max(promise, _SURE)
-        return promise * loss / freed
-
-    def _place(self, checkpoint: Checkpoint) -> None:
-        note = checkpoint.note
-        assert isinstance(note, _Note)
-        if not checkpoint.evictable:
-            note.entry = 0
-            self._evictable.pop(checkpoint, None)
-            return
-        self._evictable[checkpoint] = None
-        heapq.heappush(self._order, self._entry(checkpoint, note))
-        if len(self._order) > 2 * len(self._evictable) + VOID_ENTRIES_MIN:
-            self._reorder()
-
-    def _entry(self, checkpoint: Checkpoint, note: _Note) -> tuple[bool, float, int, Checkpoint]:
-        self._serial += 1
-        note.entry = self._serial
-        proven = (
-            checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.hits > 0 or checkpoint.expected
-        )
-        return proven, self._score(checkpoint, note), self._serial, checkpoint
-
-    def _reorder(self) -> None:
-        self._order = []
-        for checkpoint in self._evictable:
-            note = checkpoint.note
-            assert isinstance(note, _Note)
-            self._order.append(self._entry(checkpoint, note))
-        heapq.heapify(self._order)
-
-    # -- the passing of time ----------------------------------------------------------------
-
-    def _expose(self, note: _Note, now: int) -> None:
-        self._survival.expose(note.row, note.bucket, now - note.since)
-        note.since = now
-
-    def _set_timer(self, checkpoint: Checkpoint) -> None:
-        note = checkpoint.note
-        assert isinstance(note, _Note)
-        due = checkpoint.used + BOUNDS[note.bucket + 1]
-        if due != note.due:
-            self._serial += 1
-            note.due, note.timer = due, self._serial
-            heapq.heappush(self._timers, (due, self._serial, checkpoint))
-            if len(self._timers) > self._timers_limit:
-                self._timers = [entry for entry in self._timers if _is_set(*entry)]
-                heapq.heapify(self._timers)
-                self._timers_limit = 2 * len(self._timers) + VOID_ENTRIES_MIN
-
-    def _advance(self, now: int) -> None:
-        """Move everything that came of age into its next bucket."""
-        timers = self._timers
-        while timers and timers[0][0] <= now:
-            due, serial, checkpoint = heapq.heappop(timers)
-            note = checkpoint.note
-            if isinstance(note, _Note) and note.timer == serial:
-                self._expose(note, max(due, note.since))
-                note.bucket = min(note.bucket + 1, BUCKETS - 1)
-                self._set_timer(checkpoint)
-                timers = self._timers  # a sweep replaces them
-                if note.entry:
-                    heapq.heappush(self._order, self._entry(checkpoint, note))
-        if len(self._order) > 2 * len(self._evictable) + VOID_ENTRIES_MIN:
-            self._reorder()
-
-
-def _is_set(_due: int, serial: int, checkpoint: Checkpoint) -> bool:
-    """Whether a timer is the valid one of its checkpoint."""
-    note = checkpoint.note
-    return isinstance(note, _Note) and note.timer == serial
+        behind = newest_below(node, ENDS) if checkpoint.later or checkpoint.twins else None
+        after = NOTHING if behind is None or not isinstance(behind.note, int) else behind.note
+        proven = checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.hits or checkpoint.expected
+        least = _SURE if checkpoint.expected else 0.0
+        return self._ranking.judge(place, loss / freed, after, least=least, early=not proven)

@@ -1,0 +1,230 @@
+"""All checkpoints scored at once, and the next victims among them, in order.
+
+Each observed checkpoint has a place in parallel columns, so that a look at thousands of them is a
+few vector operations. Facts go in as they change; nothing is scored before a victim is asked for.
+Then all are scored for that tick and the least few stand in front; more, when those are used up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radix.survival import BOUNDS, bucket_of, buckets_of
+
+if TYPE_CHECKING:
+    from radix.checkpoint import Checkpoint
+    from radix.survival import Numbers, Survival, Table
+
+NOTHING = 0  # the place of no checkpoint: promises nothing, is never a victim
+_NOBODY = -1  # the row there, and at unused places
+_NEVER = np.iinfo(np.int64).max
+_MORE = 8  # times as many victims as before are selected when those in front are used up
+_ENDS = np.array(BOUNDS[1:])
+
+
+class Ranking:
+    """What checkpoints are of, at which age, and worth; and the order that follows.
+
+    score = worth x max(promise + share x promise of the one behind, least)
+
+    where a promise is that of a row at an age, and `share` the caller's. Worth 0 means: no victim.
+    Those who are `early` come before all others. Of equals the one that was classified first goes.
+    """
+
+    def __init__(self, survival: Survival) -> None:
+        self._survival = survival
+        self._checkpoints: list[Checkpoint | None] = []  # by place
+        self._entries: list[int] = []  # by place: the serial of its valid entry in front, 0: none
+        self._unused: list[int] = []  # places
+        self._numbers: Numbers
+        self._values: Table
+        self._news: dict[int, None] = {}  # places whose score is older than what it is made of
+        self._serial = 0
+        self._resize(64)
+        self._open()  # NOTHING
+        self._cursor = 0  # of `some`
+        self._share = 0.0
+        self._scored_at = -1  # the tick that scores are for
+        self._front: list[tuple[float, int, int, int]] = []  # score, order, serial, place
+        self._bound = (-np.inf, 0)  # score and order of the last that was selected
+        self._selected = 0  # how many were
+
+    def __len__(self) -> int:
+        return len(self._checkpoints) - len(self._unused) - 1
+
+    def _resize(self, places: int) -> None:
+        numbers: Numbers = np.zeros((7, places), dtype=np.int64)
+        values: Table = np.zeros((4, places))
+        used = len(self._checkpoints)
+        if used:
+            numbers[:, :used], values[:, :used] = self._numbers, self._values
+        self._numbers, self._values = numbers, values
+        self._row, self._used, self._since, self._due = numbers[:4]
+        self._behind, self._order, self._early = numbers[4:]
+        self._promise, self._least, self._worth, self._score = values
+
+    def _open(self) -> int:
+        if self._unused:
+            return self._unused.pop()
+        place = len(self._checkpoints)
+        if place == len(self._row):
+            self._resize(2 * place)
+        self._checkpoints.append(None)
+        self._entries.append(0)
+        self._row[place], self._due[place], self._score[place] = _NOBODY, _NEVER, np.inf
+        return place
+
+    # -- who is there -----------------------------------------------------------------------
+
+    def add(self, checkpoint: Checkpoint, row: int, now: int) -> int:
+        """Observe it from now on; its place. No victim before it is judged."""
+        place = self._open()
+        self._checkpoints[place] = checkpoint
+        self._due[place] = 0
+        self.classify(place, row, checkpoint.used, now)
+        return place
+
+    def withdraw(self, place: int) -> list[Checkpoint]:
+        """It was evicted, and is observed only; those above that it stood behind, and no more."""
+        if self._due[place] == _NEVER:
+            return []
+        self._due[place] = _NEVER
+        self._promise[place] = self._least[place] = self._worth[place] = 0.0
+        self._score[place] = np.inf
+        self._early[place] = self._entries[place] = 0
+        above = np.flatnonzero(self._behind[: len(self._checkpoints)] == place)
+        self._behind[above] = NOTHING
+        return [found for found in map(self._checkpoints.__getitem__, above) if found is not None]
+
+    def remove(self, place: int) -> None:
+        """Observe it no longer; what it waited since the last look is not counted."""
+        self.withdraw(place)
+        self._row[place], self._checkpoints[place] = _NOBODY, None
+        self._unused.append(place)
+
+    def some(self, count: int) -> list[Checkpoint]:
+        """The next few places' checkpoints that were not withdrawn, in turn."""
+        total = len(self._checkpoints)
+        places = [place % total for place in range(self._cursor, self._cursor + min(count, total))]
+        self._cursor = (self._cursor + count) % total
+        found = (self._checkpoints[place] for place in places if self._due[place] != _NEVER)
+        return [one for one in found if one is not None]
+
+    # -- what is known of them --------------------------------------------------------------
+
+    def classify(self, place: int, row: int, used: int, now: int) -> None:
+        """From now on it is of that row, and its age counts from `used`. No change is no news."""
+        if self._row[place] == row and self._used[place] == used:
+            return
+        self._wait(place, now)
+        self._row[place], self._used[place], self._since[place] = row, used, now
+        self._serial += 1
+        self._order[place] = self._serial
+        if self._due[place] != _NEVER:
+            self._due[place] = 0
+            self._tell(place)
+
+    def use(self, place: int, now: int) -> None:
+        """It was used, being of that row and age."""
+        self._survival.use(int(self._row[place]), bucket_of(now - int(self._used[place])))
+
+    def judge(self, place: int, worth: float, behind: int, *, least: float, early: bool) -> bool:
+        """What it is worth, what stands behind it, the least it promises; whether that is news."""
+        known = self._worth[place], self._behind[place], self._least[place], self._early[place]
+        if known == (worth, behind, least, early):
+            return False
+        self._worth[place], self._behind[place] = worth, behind
+        self._least[place], self._early[place] = least, early
+        self._tell(place)
+        return True
+
+    def _tell(self, place: int) -> None:
+        self._entries[place] = 0
+        self._news[place] = None
+
+    def _wait(self, place: int, now: int) -> None:
+        if self._row[place] != _NOBODY:
+            row, used, since = self._row[place], self._used[place], self._since[place]
+            self._survival.wait(int(row), int(since - used), int(now - used))
+
+    def learn(self, now: int) -> None:
+        """Count how long all of them have waited, and look at all that happened."""
+        places = np.flatnonzero(self._row[: len(self._checkpoints)] != _NOBODY)
+        used, since = self._used[places], self._since[places]
+        self._survival.wait_all(self._row[places], since - used, now - used)
+        self._survival.learn()
+        self._since[places] = now
+        self._due[self._due < _NEVER] = 0
+        self._scored_at = -1
+
+    # -- who goes first ---------------------------------------------------------------------
+
+    def first(self, now: int, share: float) -> Checkpoint | None:
+        """The least score at that tick. O(places) once a tick, vectorised, then O(log n)."""
+        if self._survival.outdated:
+            self.learn(now)
+        if (now, share) != (self._scored_at, self._share):
+            self._scored_at, self._share = now, share
+            self._age(np.flatnonzero(self._due[: len(self._checkpoints)] <= now), now)
+            self._rescore(slice(len(self._checkpoints)))
+            self._front, self._selected, self._bound = [], 0, (-np.inf, 0)
+        elif self._news:
+            places = np.array([*self._news])
+            self._age(places[self._due[places] <= now], now)
+            self._rescore(places)
+            for place in self._news:
+                if (self._score[place], self._order[place]) <= self._bound:
+                    self._push(place)
+        self._news.clear()
+        while True:
+            while self._front:
+                _, _, serial, place = self._front[0]
+                if self._entries[place] == serial:
+                    return self._checkpoints[place]
+                heapq.heappop(self._front)
+            if not self._select():
+                return None
+
+    def _age(self, places: Numbers, now: int) -> None:
+        """Look up what these promise at their age."""
+        if len(places):
+            buckets = buckets_of(now - self._used[places])
+            self._promise[places] = self._survival.promises(self._row[places], buckets)
+            self._due[places] = self._used[places] + _ENDS[buckets]
+
+    def _rescore(self, places: Numbers | slice) -> None:
+        worth, early = self._worth[places], self._early[places]
+        scores = self._promise[places] + self._share * self._promise[self._behind[places]]
+        np.maximum(scores, self._least[places], out=scores)
+        scores *= worth
+        np.divide(-1.0, scores, out=scores, where=early > 0)
+        scores[worth == 0] = np.inf
+        self._score[places] = scores
+
+    def _push(self, place: int) -> None:
+        self._serial += 1
+        self._entries[place] = self._serial
+        score, order = float(self._score[place]), int(self._order[place])
+        heapq.heappush(self._front, (score, order, self._serial, place))
+
+    def _select(self) -> bool:
+        """Put the least few in front, which is empty; False: there are none."""
+        scores = self._score[: len(self._checkpoints)]
+        self._selected = min(_MORE * self._selected or 1, len(scores))
+        limit = scores.min()
+        if self._selected > 1:
+            limit = np.partition(scores, self._selected - 1)[self._selected - 1]
+        chosen = np.flatnonzero(scores < limit)
+        if limit < np.inf:
+            ties = np.flatnonzero(scores == limit)
+            need = self._selected - len(chosen)
+            if need < len(ties):
+                ties = ties[np.argpartition(self._order[ties], need - 1)[:need]]
+            chosen = np.concatenate((chosen, ties))
+        for place in chosen.tolist():
+            self._push(place)
+        self._bound = max((entry[:2] for entry in self._front), default=self._bound)
+        return bool(self._front)
