@@ -15,11 +15,12 @@ from radix import report as reporting
 from radix.checkpoint import Checkpoint
 from radix.expected_loss import ExpectedLoss
 from radix.ghosts import Ghosts
+from radix.matching import find
 from radix.node import Node, nodes_below
 from radix.pins import Pins
 from radix.retention import plan_stops
 from radix.tokens import NO_IDS, IdArray, TokenArray, check_tokens
-from radix.tree import LOST_PER_EDGE, Tree, Walk, new_root, remember_refused
+from radix.tree import LOST_PER_EDGE, Tree, new_root, remember_refused
 from radix.values import (
     ENDS,
     CacheConfig,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from radix.eviction import EvictionPolicy
     from radix.ports import GrantLike, PoolPort
-
-_NOWHERE = Walk((), None, 0, 0)
 
 
 class PrefixCache:
@@ -76,30 +75,7 @@ class PrefixCache:
         check_tokens(tokens)
         cap = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
         root = self.roots.get(namespace)
-        walk = _NOWHERE if root is None else self._tree.walk(root, tokens)
-        usable = (n for n in reversed(walk.path) if n.checkpoint is not None and n.end <= cap)
-        node = next(usable, None)
-        resume = 0 if node is None else node.end
-        checkpoint = None if node is None else node.checkpoint
-        reach = min(walk.matched_len, cap)
-        junction = reach - reach % self.config.grid
-        passed = walk.path if walk.partial is None else (*walk.path, walk.partial)
-        last = passed[-1] if passed else None
-        return Match(
-            namespace=namespace,
-            matched_len=walk.matched_len,
-            resident_len=walk.resident_len,
-            resume_len=resume,
-            junction=junction if junction > resume <= reach - self.config.grid else None,
-            slot=None if checkpoint is None else checkpoint.slot,
-            prompt_len=len(tokens),
-            limit=cap,
-            diverged=walk.partial is not None or bool(last is not None and last.children),
-            kind=None if checkpoint is None else checkpoint.kind,
-            node=node,
-            missed=tuple(c for n in passed for c in n.lost if resume < c.depth <= reach),
-            refused=max((d for n in passed for d in n.refused if resume < d <= reach), default=0),
-        )
+        return find(self._tree, root, tokens, namespace, cap=cap, grid=self.config.grid)
 
     def stops(
         self, match: Match, *, start: int, prompt_len: int, boundaries: Sequence[int] = ()
@@ -354,8 +330,9 @@ class PrefixCache:
         released if `finished`. `refused` are depths where a state was wanted and no memory could
         be had: what that costs later is told apart.
 
-        Raises ValueError, with nothing changed, if the pin is not open, is not on the way of
-        `tokens`, or an offer does not fit the key.
+        The way up to the pin is not compared again, but for its last edge and the beginnings of
+        those above. Raises ValueError, with nothing changed, if the pin is not open, is seen not to
+        be on the way of `tokens`, or an offer does not fit the key.
         """
         size = self.config.block_size
         offers = [Offer(*offer) for offer in checkpoints]
@@ -363,10 +340,11 @@ class PrefixCache:
         self.pins.check(pin)
         check_commit(pin, tokens, namespace, block_ids, offers, size)
         root = self.roots[namespace]
-        walk = self._tree.walk(root, tokens)
-        if pin.depth and all(node is not pin.node for node in walk.path):
+        if not self._tree.is_on_way(pin.node, tokens):
             raise ValueError(f"the pin at {pin.depth} is not on the way of these tokens")
-        held = {node.end for node in walk.path if node.checkpoint is not None}
+        walk = self._tree.walk(pin.node, tokens)
+        known = (*pin.node.lineage(), *walk.path)
+        held = {node.end for node in known if node.checkpoint is not None}
         taken = sorted((o for o in offers if o.depth not in held), key=lambda offer: offer.depth)
         already = [offer for offer in offers if offer.depth in held]
         for offer in already:
@@ -381,12 +359,13 @@ class PrefixCache:
         for offer in taken:
             at = self._tree.ensure(at if at.end <= offer.depth else root, tokens, offer.depth)
             spare += self._place(at, pin, offer)
-        end = self._tree.ensure(pin.node, tokens, kept)
+        end = at if at.end == kept else self._tree.ensure(pin.node, tokens, kept)
         for node in fresh:
             self._tree.compress(node)
         self._ghosts.remember(end, tokens, max(walk.matched_len, kept), self.tick)
         for depth in (depth - depth % size for depth in refused):
-            remember_refused(self._tree.walk(self.roots[namespace], tokens[:depth]), depth)
+            start = pin.node if pin.depth < depth else root
+            remember_refused(self._tree.walk(start, tokens[:depth]), depth)
 
         shared = min(walk.resident_len // size, last)
         blocks = block_ids[: last - first].copy()

@@ -33,7 +33,7 @@ LOST_PER_EDGE = 32  # evicted checkpoints, and refused depths, that one edge rem
 class Walk:
     """Where a token sequence leads: whole nodes passed, then part of one more edge."""
 
-    path: tuple[Node, ...]  # without the root
+    path: tuple[Node, ...]  # without where it starts
     partial: Node | None
     matched_len: int
     resident_len: int
@@ -74,10 +74,21 @@ class Tree:
                     return child, length
         return None, 0
 
-    def walk(self, root: Node, tokens: TokenArray) -> Walk:
-        """Follow `tokens` as far as they are known. Pure; one comparison per edge."""
+    def is_on_way(self, node: Node, tokens: TokenArray) -> bool:
+        """Whether `tokens` lead to `node`, going by its edge and by how those above begin."""
+        for above in node.lineage():
+            key, start = self._key(above), above.start
+            if tokens[start : start + len(key) // tokens.itemsize].tobytes() != key:
+                return False
+        return common_len(node.tokens, tokens[node.start :]) == len(node.tokens)
+
+    def walk(self, start: Node, tokens: TokenArray) -> Walk:
+        """Follow `tokens` as far as they are known. Pure; one comparison per edge.
+
+        `start`, the root or what a pin protects, must lie on their way.
+        """
         path: list[Node] = []
-        node, partial, extra = root, None, 0
+        node, partial, extra = start, None, 0
         while node.end < len(tokens):
             child, shared = self._child(node, tokens)
             if child is None:
@@ -87,7 +98,7 @@ class Tree:
                 break
             path.append(child)
             node = child
-        resident = next((n.end for n in reversed(path) if n.resident), 0)
+        resident = next((n.end for n in reversed(path) if n.resident), start.end)
         matched = node.end + extra
         if partial is not None and partial.resident:
             resident = matched

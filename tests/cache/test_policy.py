@@ -167,3 +167,16 @@ def test_lines_know_their_turns_and_the_last_answer():
     assert [(end, one.turns, one.answer_len) for end, one in sorted(ends.items())] == [
         (10, 0, 0), (13, 0, 3), (14, 1, 0), (19, 1, 5),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [range(50, 62), [*range(11), 99], range(1, 13)])
+def test_a_commit_off_the_way_of_its_pin_changes_nothing(tokens):
+    world = World(block_size=1, grid=1)
+    world.serve(range(12))
+    world.serve(range(50, 62))
+    pin = world.cache.pin(world.match(range(13)))
+    none = np.zeros(0, dtype=np.int64)
+    with pytest.raises(ValueError, match="the pin at 12 is not on the way"):
+        world.cache.commit(pin, np.array([*tokens]), None, none, [], finished=True)
+    assert world.cache.violations() == []
+    world.cache.unpin(pin)
