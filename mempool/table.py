@@ -1,9 +1,13 @@
 """Virtual ids of one side and where each lives; the only thing a move rewrites."""
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from mempool.ids import SOME, IdArray
+
+_SPARSE: Final = 32  # ids per named one beyond which a sort is faster than a count of marks
 
 
 class Table:
@@ -28,7 +32,7 @@ class Table:
     ([1, 2], [8, 0, 0, 0])
     """
 
-    __slots__ = ("_ids", "_scratch", "homes", "indices", "max_id")
+    __slots__ = ("_ids", "_marks", "homes", "indices", "max_id")
 
     def __init__(self, max_id: int, *, origin: int, stride: int = 1) -> None:
         self.max_id = max_id
@@ -37,7 +41,7 @@ class Table:
         self.homes[0] = 0
         self._ids: IdArray = np.zeros(int(self.homes.max()) + 1, dtype=np.int64)  # by index
         self._ids[self.homes[1:]] = np.arange(1, max_id + 1)
-        self._scratch: IdArray = np.zeros(max_id + 1, dtype=np.int64)
+        self._marks = np.zeros(max_id + 1, dtype=np.bool_)  # all clear between calls
 
     def clear(self) -> None:
         """Unbind every id, in place; each keeps its index."""
@@ -92,12 +96,23 @@ class Table:
                 found = self.indices[ids]
                 if 0 not in found.tolist():
                     return found
-        elif ids.min() > 0 and ids.max() <= self.max_id:
-            self._scratch[ids] = order = np.arange(count, dtype=np.int64)
-            found = self.indices[ids]
-            if bool((self._scratch[ids] == order).all()) and bool(found.all()):
-                return found
+        else:
+            low, high = int(ids.min()), int(ids.max())
+            if low > 0 and high <= self.max_id:
+                found = self.indices[ids]
+                if found.all() and self._distinct(ids, low, high):
+                    return found
         raise ValueError(self._complaint(ids, verb))
+
+    def _distinct(self, ids: IdArray, low: int, high: int) -> bool:
+        """Whether no id is named twice; all lie in [low, high]."""
+        if high - low > _SPARSE * len(ids):
+            ordered = np.sort(ids)
+            return bool((ordered[1:] > ordered[:-1]).all())
+        self._marks[ids] = True
+        count = np.count_nonzero(self._marks[low : high + 1])
+        self._marks[ids] = False
+        return bool(count == len(ids))
 
     def _complaint(self, ids: IdArray, verb: str) -> str:
         seen: dict[int, bool] = {}

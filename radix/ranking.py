@@ -38,6 +38,7 @@ class Ranking:
         self._survival = survival
         self._checkpoints: list[Checkpoint | None] = []  # by place
         self._entries: list[int] = []  # by place: the serial of its valid entry in front, 0: none
+        self._followed: list[int] = []  # by place: how many it stands behind
         self._unused: list[int] = []  # places
         self._numbers: Numbers
         self._values: Table
@@ -74,6 +75,7 @@ class Ranking:
             self._resize(2 * place)
         self._checkpoints.append(None)
         self._entries.append(0)
+        self._followed.append(0)
         self._row[place], self._due[place], self._score[place] = _NOBODY, _NEVER, np.inf
         return place
 
@@ -95,9 +97,18 @@ class Ranking:
         self._promise[place] = self._least[place] = self._worth[place] = 0.0
         self._score[place] = np.inf
         self._early[place] = self._entries[place] = 0
-        above = np.flatnonzero(self._behind[: len(self._checkpoints)] == place)
-        self._behind[above] = NOTHING
+        self._follow(place, NOTHING)
+        if not self._followed[place]:
+            return []
+        above = np.flatnonzero(self._behind[: len(self._checkpoints)] == place).tolist()
+        for other in above:
+            self._follow(other, NOTHING)
         return [found for found in map(self._checkpoints.__getitem__, above) if found is not None]
+
+    def _follow(self, place: int, behind: int) -> None:
+        self._followed[self._behind[place]] -= 1
+        self._behind[place] = behind
+        self._followed[behind] += 1
 
     def remove(self, place: int) -> None:
         """Observe it no longer; what it waited since the last look is not counted."""
@@ -136,8 +147,8 @@ class Ranking:
         known = self._worth[place], self._behind[place], self._least[place], self._early[place]
         if known == (worth, behind, least, early):
             return False
-        self._worth[place], self._behind[place] = worth, behind
-        self._least[place], self._early[place] = least, early
+        self._worth[place], self._least[place], self._early[place] = worth, least, early
+        self._follow(place, behind)
         self._tell(place)
         return True
 
@@ -224,7 +235,13 @@ class Ranking:
             if need < len(ties):
                 ties = ties[np.argpartition(self._order[ties], need - 1)[:need]]
             chosen = np.concatenate((chosen, ties))
-        for place in chosen.tolist():
-            self._push(place)
-        self._bound = max((entry[:2] for entry in self._front), default=self._bound)
+        places = chosen.tolist()
+        serials = range(self._serial + 1, self._serial + 1 + len(places))
+        self._serial += len(places)
+        for place, serial in zip(places, serials, strict=True):
+            self._entries[place] = serial
+        scores, order = self._score[chosen].tolist(), self._order[chosen].tolist()
+        self._front = sorted(zip(scores, order, serials, places, strict=True))  # a heap as well
+        if places:
+            self._bound = self._front[-1][:2]
         return bool(self._front)
