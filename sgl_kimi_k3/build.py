@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.models.registry import ModelRegistry
-from sglang.srt.runtime_context import mamba_cache_chunk_size
+from sglang.srt.runtime_context import get_parallel, mamba_cache_chunk_size
 
 from sgl_kimi_k3 import hooks
 from sgl_kimi_k3.boundaries import BoundaryRule
@@ -49,7 +50,7 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
     _check_model(context.model_config.hf_config.architectures)
     _warn_if_inert(options, context.model_config.context_len)
     rule = _boundary_rule(context.server_args) if options.boundaries == "auto" else None
-    trace = TraceWriter(options.trace, options.grid) if _records(context, options) else None
+    trace = _trace(options)
     logger.info("kimi_k3 cache: %s; message boundaries %s", options, "on" if rule else "off")
     kernel_chunk = _kernel_chunk(allocator, context.server_args)
     if kernel_chunk:
@@ -80,9 +81,18 @@ def _kernel_chunk(allocator: ArenaAllocator, server_args: Any) -> int:
     return mamba_cache_chunk_size() if on_gpu and kernel == "triton" else 0
 
 
-def _records(context: Any, options: Options) -> bool:
-    """One rank records; the others see the same requests."""
-    return bool(options.trace) and context.tp_rank == 0
+def _trace(options: Options) -> TraceWriter | None:
+    """One rank of an attention group records, as all of them see the same requests.
+
+    Under DP attention each group has a cache and so a file of its own: `x.jsonl` is `x.dp1.jsonl`.
+    """
+    parallel = get_parallel()
+    if not options.trace or parallel.attn_tp_rank:
+        return None
+    path = Path(options.trace)
+    if parallel.attn_dp_size > 1:
+        path = path.with_name(f"{path.stem}.dp{parallel.attn_dp_rank}{path.suffix}")
+    return TraceWriter(str(path), options.grid)
 
 
 def _warn_if_inert(options: Options, context_len: int) -> None:

@@ -138,14 +138,26 @@ def unit_bytes_of(hybrid: Any, model: Any, kv_itemsize: int) -> tuple[int, int]:
     )
 
 
+def given_bytes(tokens: int, states: int, replicas: int, *, token: int, state: int) -> int:
+    """One rank's arena from `--max-total-tokens` and `--max-mamba-cache-size`, in bytes.
+
+    SGLang adds them up.  Among attention replicas it shares the states; the tokens are each one's.
+    """
+    return tokens * token + states // replicas * state
+
+
 def _geometry(view: Any, state_bytes: int, token_bytes: int) -> Geometry | None:
-    """Where both sizes are given, SGLang's arena is exactly their sum."""
     if view.max_total_tokens is None or view.max_mamba_cache_size is None:
         return None
     try:
         geometry = Geometry(
-            total_bytes=view.max_total_tokens * token_bytes
-            + view.max_mamba_cache_size * state_bytes,
+            total_bytes=given_bytes(
+                view.max_total_tokens,
+                view.max_mamba_cache_size,
+                view.attn_dp_size,
+                token=token_bytes,
+                state=state_bytes,
+            ),
             state_bytes=state_bytes,
             block_bytes=token_bytes * (view.page_size or 1),
             block_size=view.page_size or 1,

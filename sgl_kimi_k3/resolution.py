@@ -13,11 +13,13 @@ from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
 from sgl_kimi_k3.config import BACKEND, PREFIX, Options
+from sgl_kimi_k3.models import is_portable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 SOURCE = "sgl_kimi_k3"
+SPLITS_OVER_ALL = "KimiLinearForCausalLM"
 
 # (flag, attribute, value that works, why)
 REFUSED: tuple[tuple[str, str, Any, str], ...] = (
@@ -35,11 +37,14 @@ REFUSED: tuple[tuple[str, str, Any, str], ...] = (
         False,
         "a mixed step cannot end on a stop",
     ),
-    # SGLang turns --dp-size N --enable-dp-attention into this one before we are asked.
-    ("--attn-dp-size", "attn_dp_size", 1, "DP attention has not been run"),
     ("--attn-cp-size", "attn_cp_size", 1, "context-parallel prefill has not been run"),
     ("--pp-size", "pp_size", 1, "each stage would plan its own stops"),
-    ("--dcp-size", "dcp_size", 1, "widened pages are not run yet"),
+    (
+        "--dcp-size",
+        "dcp_size",
+        1,
+        "K3's kernel for it, cutedsl_mla, is for Blackwell (SM100), where it has not been run",
+    ),
     ("--speculative-algorithm", "speculative_algorithm", None, "draft states are not tracked yet"),
     (
         "--enable-int8-mamba-checkpoint",
@@ -63,6 +68,7 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
     view = resolving_view(server_args)
     if view.radix_cache_backend == BACKEND:
         refuse_unsupported(view)
+        check_attention_replicas(view.attn_dp_size, architectures_of(server_args))
         decided: dict[str, Any] = {
             "enable_unified_memory": True,
             "mamba_radix_cache_strategy": "no_buffer",
@@ -70,6 +76,8 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
         if view.device == "cpu":
             decided["disable_overlap_schedule"] = True
             decided["attention_backend"] = "torch_native"
+            if view.attn_dp_size > 1:
+                decided["enable_dp_lm_head"] = True
         declare_resolution(server_args, SOURCE, **decided)
         keep_conv_dtype(str(model_config_of(server_args).dtype).removeprefix("torch."))
     original(server_args)
@@ -107,14 +115,39 @@ def page_major_layout(original: Callable[[Any], None], server_args: Any) -> None
     original(server_args)
 
 
-def check_page_size(page_size: int, grid: int) -> None:
-    """Raise ValueError unless the states' grid is made of whole pages."""
-    if grid % page_size:
+def check_page_size(page_size: int, grid: int, dcp: int = 1) -> None:
+    """Raise ValueError unless the states' grid is made of whole pages.
+
+    Under DCP a page of the tree is one page of each of `dcp` ranks.
+    """
+    page = page_size * dcp
+    if grid % page:
+        spread = f" over --dcp-size {dcp} is {page} tokens and" if dcp > 1 else ""
+        fits = " or ".join(str(size) for size in (1, 64) if grid % (size * dcp) == 0)
+        use = f"Use --page-size {fits}, or set" if fits else "Set"
         raise ValueError(
-            f"--page-size {page_size} does not divide {PREFIX}GRID={grid}, but states on the grid "
-            f"stand at page ends. Use --page-size 1 or 64, or set {PREFIX}GRID="
-            f"{-(-grid // page_size) * page_size}."
+            f"--page-size {page_size}{spread} does not divide {PREFIX}GRID={grid}, but states on "
+            f"the grid stand at page ends. {use} {PREFIX}GRID={-(-grid // page) * page}."
         )
+
+
+def check_attention_replicas(replicas: int, architectures: Sequence[str]) -> None:
+    """Raise ValueError if SGLang's class of this model cannot run attention in replicas.
+
+    `models/kimi_linear.py` builds its KDA layers without `shard_on_attn_tp`: they split their heads
+    over all ranks, while the pool has the states of one replica's ranks.
+    """
+    if replicas > 1 and SPLITS_OVER_ALL in architectures and not is_portable():
+        raise ValueError(
+            f"--attn-dp-size {replicas} cannot serve {SPLITS_OVER_ALL}: SGLang's class splits KDA "
+            "heads over all --tp-size ranks. Drop --attn-dp-size; replicas behind a router "
+            "(launch/replicas.sh) do the same for a model of this size."
+        )
+
+
+def architectures_of(server_args: Any) -> Sequence[str]:
+    """As the model's config names them."""
+    return tuple(model_config_of(server_args).hf_config.architectures or ())
 
 
 def refuse_unsupported(view: Any) -> None:
@@ -126,7 +159,7 @@ def refuse_unsupported(view: Any) -> None:
                 f"--radix-cache-backend {BACKEND} does not support {flag} (got {value!r}): {why}. "
                 f"Drop {flag}."
             )
-    check_page_size(view.page_size or 1, Options.from_env(os.environ).grid)
+    check_page_size(view.page_size or 1, Options.from_env(os.environ).grid, view.dcp_size or 1)
     if view.kv_cache_dtype not in KV_DTYPES:
         raise ValueError(
             f"--radix-cache-backend {BACKEND} keeps MLA rows as bfloat16 or fp8, not "

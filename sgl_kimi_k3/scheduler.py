@@ -195,7 +195,8 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
 
     While a step is in flight, its tokens are not known: a request retracted now would drop its own,
     and its state, which contains all known tokens, could not be resumed.  So nothing is launched
-    for one step, as stock does where requests are about to finish.
+    for one step, as stock does where requests are about to finish.  Under DP attention the rank
+    joins the others' forward idle meanwhile; such a step has no requests and is not waited for.
 
     Then an unfinished prefill gives way first.  Stock retracts running requests only and aborts the
     last one, although the prefill may hold the rest of the memory.  It leaves its state and KV in
@@ -203,7 +204,7 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
     """
     if not keeps_states(scheduler.tree_cache) or batch.is_empty() or batch.check_decode_mem():
         return original(scheduler, batch)
-    if getattr(scheduler, "result_queue", None):
+    if any(step.reqs for step, _ in getattr(scheduler, "result_queue", ())):
         batch.batch_is_full = False
         return None
     req: Req | None = scheduler.chunked_req

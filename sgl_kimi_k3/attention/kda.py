@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
 from torch import Tensor
+from torch.nn import functional
 
 from sgl_kimi_k3.kernels import pointwise
 from sgl_kimi_k3.kernels.conv import conv_decode, conv_prefill
@@ -82,17 +83,22 @@ class KdaAttnBackend(MambaAttnBackendBase):
         resumed = torch.tensor([depth > 0 for depth in depths])
         rows = _kept(cache.conv[0][self.indices], resumed)
         states = _kept(cache.temporal[self.indices], resumed)
-        mixed = torch.empty_like(mixed_qkv)
+        tokens = sum(lens)  # rows behind them pad the batch to the other ranks' size
+        mixed = torch.empty_like(mixed_qkv[:tokens])
         start = 0
         for i, length in enumerate(lens):
             part = slice(start, start + length)
             mixed[part], rows[i] = conv_prefill(mixed_qkv[part], layer.conv_weights, rows[i])
             start += length
         out, final = kda_prefill(
-            *_operands(layer, mixed, a, b), states=states, lens=lens, depths=depths
+            *_operands(layer, mixed, a[:, :tokens], b[:, :tokens]),
+            states=states,
+            lens=lens,
+            depths=depths,
         )
         cache.conv[0][self.indices] = rows
         cache.temporal[self.indices] = final.to(cache.temporal.dtype)
+        out = functional.pad(out, (0, 0, 0, 0, 0, len(mixed_qkv) - tokens))
         return out[None].to(mixed_qkv.dtype)
 
 

@@ -91,6 +91,10 @@ class LatentAttnBackend(AttentionBackend):
 
     forward_decode = forward_extend
 
+    def get_cpu_graph_seq_len_fill_value(self) -> int:
+        """Tokens of the requests that pad a batch to the other data-parallel ranks' size."""
+        return 1
+
     def support_triton(self) -> bool:
         """Whether SGLang may call its Triton helpers."""
         return False

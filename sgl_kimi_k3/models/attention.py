@@ -26,7 +26,7 @@ def rank_slice(param: nn.Parameter, loaded: Tensor) -> None:
 
     K3's checkpoint stores `A_log` with 128 entries for 96 heads; the rest is padding.
     """
-    start = get_parallel().tp_rank * param.numel()
+    start = get_parallel().attn_tp_rank * param.numel()
     param.data.copy_(loaded.flatten()[start : start + param.numel()].view_as(param))
 
 
@@ -52,7 +52,7 @@ class KimiDeltaAttention(nn.Module):
         linear: dict[str, Any] = config.linear_attn_config
         self.head_dim = linear["head_dim"]
         heads, width = linear["num_heads"], linear["num_heads"] * linear["head_dim"]
-        hidden, ranks = config.hidden_size, get_parallel().tp_size
+        hidden, ranks = config.hidden_size, get_parallel().attn_tp_size
         if heads % ranks:
             raise ValueError(f"--tp-size {ranks} must divide the {heads} KDA heads of this model")
         self.full_rank_gate = bool(linear.get("use_full_rank_gate", False))
@@ -115,7 +115,7 @@ class GatedLatentAttention(nn.Module):
         hidden, heads, ranks = (
             config.hidden_size,
             config.num_attention_heads,
-            get_parallel().tp_size,
+            get_parallel().attn_tp_size,
         )
         self.rank, self.nope = config.kv_lora_rank, config.qk_nope_head_dim
         self.rope, self.v_dim = config.qk_rope_head_dim, config.v_head_dim

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.model_loader.weight_utils import default_weight_loader
@@ -94,7 +95,9 @@ class DecoderLayer(nn.Module):
             self.mlp_res_norm = Norm(hidden, eps)
 
     def attend(self, x: Tensor, forward_batch: ForwardBatch) -> Tensor:
-        """Norm and token mixer."""
+        """Norm and token mixer; rows of an idle data-parallel rank are only padding."""
+        if forward_batch.forward_mode.is_idle():
+            return x
         norm = self.input_layernorm
         return self.self_attn(pointwise.rms_norm(x, norm.weight, norm.eps), forward_batch)
 
@@ -131,7 +134,9 @@ class TextModel(nn.Module):
 
     def __init__(self, config: KimiLinearConfig) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = VocabParallelEmbedding(
+            config.vocab_size, config.hidden_size, use_attn_tp_group=is_dp_attention_enabled()
+        )
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer_id) for layer_id in range(config.num_hidden_layers)
         )
@@ -165,7 +170,11 @@ class PortableKimi(nn.Module):
             raise ValueError("the portable model is not split into stages: leave out --pp-size")
         self.config = config
         self.model = TextModel(self.config)
-        self.lm_head = ParallelLMHead(self.config.vocab_size, self.config.hidden_size)
+        self.lm_head = ParallelLMHead(
+            self.config.vocab_size,
+            self.config.hidden_size,
+            use_attn_tp_group=get_parallel().enable_dp_lm_head,
+        )
         self.lm_head.quant_method = TiledLinearMethod()
         self.logits_processor = LogitsProcessor(self.config)
         if self.lm_head.weight.device.type == "cpu":

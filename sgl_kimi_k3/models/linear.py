@@ -35,13 +35,17 @@ def replicated(width_in: int, width_out: int, **options: Any) -> ReplicatedLinea
 
 
 def column(width_in: int, width_out: int) -> ColumnParallelLinear:
-    """A linear layer whose outputs are spread over the tensor-parallel ranks."""
-    return _tiled(ColumnParallelLinear(width_in, width_out, bias=False))
+    """A linear layer whose outputs are spread over the ranks of an attention group."""
+    return _tiled(ColumnParallelLinear(width_in, width_out, bias=False, parallel_group="attn_tp"))
 
 
 def row(width_in: int, width_out: int) -> RowParallelLinear:
-    """A linear layer whose inputs are spread over the ranks; the sum is reduced here."""
-    return _tiled(RowParallelLinear(width_in, width_out, bias=False))
+    """A linear layer whose inputs are spread over those ranks; the sum is reduced here."""
+    return _tiled(
+        RowParallelLinear(
+            width_in, width_out, bias=False, parallel_group="attn_tp", use_dp_attention_reduce=True
+        )
+    )
 
 
 def apply(layer: nn.Module, x: Tensor) -> Tensor:

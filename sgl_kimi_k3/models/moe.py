@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.distributed import tensor_model_parallel_all_reduce
+from sglang.srt.layers.dp_attention import attn_tp_all_reduce
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
@@ -54,7 +54,7 @@ class Experts(nn.Module):
 
     def __init__(self, count: int, hidden: int, width: int, activation: Activation) -> None:
         super().__init__()
-        part = width // get_parallel().tp_size
+        part = width // get_parallel().attn_tp_size
         self.w1, self.w3 = (self._stack(count, part, hidden) for _ in range(2))
         self.w2 = self._stack(count, hidden, part)
         self.activation = activation
@@ -84,7 +84,7 @@ class Experts(nn.Module):
             loaded = dequantise(halves["weight_packed"], halves["weight_scale"], param.dtype)
         dim = 1 if name == "w2" else 0
         part = param.shape[1 + dim]
-        param.data[expert] = loaded.narrow(dim, get_parallel().tp_rank * part, part)
+        param.data[expert] = loaded.narrow(dim, get_parallel().attn_tp_rank * part, part)
 
     def unfinished(self) -> list[tuple[int, str]]:
         """Experts of which only one MXFP4 half has come."""
@@ -170,9 +170,9 @@ class SparseMoe(nn.Module):
         weights, chosen = self.gate(x)
         z = apply(self.routed_expert_down_proj, x) if self.latent else x
         routed = self.experts(z, weights, chosen)
-        if get_parallel().tp_size > 1:
+        if get_parallel().attn_tp_size > 1:
             # Before the norm: the norm of a partial sum is not a partial norm.
-            routed = tensor_model_parallel_all_reduce(routed)
+            routed = attn_tp_all_reduce(routed)
         routed = routed.to(x.dtype)
         if self.latent:
             if hasattr(self, "routed_expert_norm"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sgl_kimi_k3.config import Options
+from sgl_kimi_k3.memory_plan import given_bytes
 from sgl_kimi_k3.plan import show
 from sgl_kimi_k3.plan.capacity import Fits, GpuMemory, IntervalCost, Server
 from sgl_kimi_k3.plan.expect import Expected, expect
@@ -222,7 +223,7 @@ def _arena(options: argparse.Namespace, server: Server) -> tuple[GpuMemory | Non
                 "both --max-total-tokens and --max-mamba-cache-size"
             )
         state_bytes, token_bytes = server.unit_bytes()
-        total = tokens * token_bytes + states * state_bytes  # as SGLang's factory adds them
+        total = given_bytes(tokens, states, server.layout.dp, token=token_bytes, state=state_bytes)
         return None, server.geometry(total, "--max-total-tokens or --max-mamba-cache-size")
     if tokens is not None or states is not None:
         raise ValueError(
@@ -292,17 +293,27 @@ def _warnings(
             f"conversations end before the first state on the grid ({options.kimi_k3_interval:,} "
             "tokens): what they reuse are prompt ends, turn ends and junctions"
         )
-    if layout.tp > 8:
+    if layout.dp > 1:
+        found.append(
+            f"each of {layout.dp} attention replicas has a cache of its own, and a conversation "
+            "must stay on one: see launch/dp_attention.sh"
+        )
+    elif layout.tp > 8:
         found.append(f"{layout.tp} GPUs are more than one machine: see launch/two_nodes.sh")
-    # As resolution.refuse_unsupported does; a test holds the two together.
-    refused = [
-        (flag, value, "not run yet")
-        for flag, value in (("--attn-dp-size", layout.dp), ("--dcp-size", layout.dcp))
-        if value > 1
-    ]
-    grid = Options().grid
-    if grid % server.page_size:
-        refused.append(("--page-size", server.page_size, f"it does not divide the grid of {grid}"))
+    # As resolution does; a test holds the two together.
+    refused = []
+    if layout.dp > 1 and not server.model.attn_residual and server.device == "cuda":
+        refused.append(
+            ("--attn-dp-size", layout.dp, "SGLang's Kimi Linear splits states over all GPUs")
+        )
+    if layout.dcp > 1:
+        refused.append(("--dcp-size", layout.dcp, "it needs a Blackwell and has not been run"))
+    grid, page = Options().grid, server.page_size * layout.dcp
+    if grid % page:
+        spread = f" on {layout.dcp} ranks are {page} tokens and" if layout.dcp > 1 else ""
+        refused.append(
+            ("--page-size", server.page_size, f"its pages{spread} do not divide the grid of {grid}")
+        )
     found += [
         f"these figures hold, but `serve` refuses {flag} {value}: {why}"
         for flag, value, why in refused

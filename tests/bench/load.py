@@ -104,11 +104,13 @@ def generate(
     output_length: int,
     *,
     extra_key: str | None = None,
+    dp_rank: int | None = None,
     may_end: bool = False,
 ) -> tuple[list[int], Result]:
     """One streamed greedy request; returns its output ids and what was measured.
 
-    A new `extra_key` shares no prefix with any other request.  SGLang admits one that may end early
+    A new `extra_key` shares no prefix with any other request.  Under DP attention each rank has a
+    cache of its own; without a `dp_rank` the server chooses.  SGLang admits one that may end early
     (`may_end`) on an estimate of its output, and retracts it if the estimate was too low.
     """
     address = urllib.parse.urlsplit(url)
@@ -117,6 +119,7 @@ def generate(
         "input_ids": prompt,
         "stream": True,
         "extra_key": extra_key,
+        "routed_dp_rank": dp_rank,
         "sampling_params": {
             "max_new_tokens": output_length,
             "temperature": 0,
@@ -147,8 +150,18 @@ def generate(
     return output[-result.output_tokens :], result
 
 
+def rank_of(serial: int, dp: int) -> int | None:
+    """The attention replica that serves a client all the time; None if there is only one."""
+    return serial % dp if dp > 1 else None
+
+
 def play(
-    url: str, todo: queue.SimpleQueue, results: list[Result], failures: list[str], end: float
+    url: str,
+    todo: queue.SimpleQueue,
+    results: list[Result],
+    failures: list[str],
+    end: float,
+    dp_rank: int | None = None,
 ) -> None:
     """One client: whole sessions until none is left, a request fails or the time is over."""
     while True:
@@ -162,7 +175,7 @@ def play(
                 return
             history += turn.new_tokens
             try:
-                output, result = generate(url, history, turn.output_length)
+                output, result = generate(url, history, turn.output_length, dp_rank=dp_rank)
             except (OSError, http.client.HTTPException, AssertionError) as error:
                 failures.append(repr(error)[:300])
                 return
@@ -177,9 +190,19 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def run(
-    url: str, trace: Path, *, clients: int, count: int, longest: int, seconds: float = 600
+    url: str,
+    trace: Path,
+    *,
+    clients: int,
+    count: int,
+    longest: int,
+    seconds: float = 600,
+    dp: int = 1,
 ) -> dict:
-    """Play the load, at most so long; returns the figures."""
+    """Play the load, at most so long; returns the figures.
+
+    With `dp` attention replicas each client stays on one of them, in turn.
+    """
     todo: queue.SimpleQueue = queue.SimpleQueue()
     for turns in sessions(trace, count=count, longest=longest):
         todo.put(turns)
@@ -187,7 +210,10 @@ def run(
     failures: list[str] = []
     start = time.perf_counter()
     arguments = (url, todo, results, failures, start + seconds)
-    threads = [threading.Thread(target=play, args=arguments) for _ in range(clients)]
+    threads = [
+        threading.Thread(target=play, args=(*arguments, rank_of(serial, dp)))
+        for serial in range(clients)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -222,6 +248,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=100)
     parser.add_argument("--longest", type=int, default=32_768, help="tokens of one conversation")
     parser.add_argument("--seconds", type=float, default=600, help="start no request after that")
+    parser.add_argument("--dp", type=int, default=1, help="attention replicas of the server")
     parser.add_argument("--label", default="")
     parser.add_argument("--json", type=Path)
     parsed = parser.parse_args()
@@ -232,6 +259,7 @@ def main() -> None:
         count=parsed.sessions,
         longest=parsed.longest,
         seconds=parsed.seconds,
+        dp=parsed.dp,
     )
     figures["label"] = parsed.label
     print(json.dumps(figures))

@@ -1,27 +1,33 @@
 """Prompts that share a prefix, turns, a burst: which tokens a server resumes.
 
-`python -m tests.bench.shared_prefix --url URL [--json F]`: 4 prompts of 12,000 shared and 2,000 own
-tokens one after the other, the first again, two more turns of the second, then a burst of 16
-prompts with a new shared 12,000 and 1,500 own tokens, twice.  Greedy, 8 output tokens, token ids
-random but fixed.
+`python -m tests.bench.shared_prefix --url URL [--dp-rank N] [--json F]`: 4 prompts of 12,000
+shared and 2,000 own tokens one after the other, the first again, two more turns of the second, then
+a burst of 16 prompts with a new shared 12,000 and 1,500 own tokens, twice.  Greedy, 8 output
+tokens, token ids random but fixed.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import json
 import random
 import time
 from pathlib import Path
 
-from tests.bench.load import FIRST_TOKEN, VOCABULARY, generate
+from tests.bench import load
+from tests.bench.load import FIRST_TOKEN, VOCABULARY
 
 NEW = 8
 
 
-def run(url: str) -> dict:
-    """Play the scenario; cached tokens of every request, and whether repeats sampled the same."""
+def run(url: str, dp_rank: int | None = None) -> dict:
+    """Play the scenario; cached tokens of every request, and whether repeats sampled the same.
+
+    Under DP attention `dp_rank` names the replica, and so the cache, that gets all requests.
+    """
+    generate = functools.partial(load.generate, dp_rank=dp_rank)
     source = random.Random(1)
 
     def tokens(count: int) -> list[int]:
@@ -71,9 +77,10 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--url", required=True)
+    parser.add_argument("--dp-rank", type=int, help="attention replica that gets all requests")
     parser.add_argument("--json", type=Path)
     parsed = parser.parse_args()
-    figures = run(parsed.url)
+    figures = run(parsed.url, parsed.dp_rank)
     print(json.dumps(figures))
     if parsed.json:
         parsed.json.write_text(json.dumps(figures, indent=2) + "\n")

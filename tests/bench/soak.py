@@ -21,7 +21,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.load import FIRST_TOKEN, VOCABULARY, generate
+from tests.bench.load import FIRST_TOKEN, VOCABULARY, generate, rank_of
 
 PREFIXES = 12
 TROUBLE = re.compile(
@@ -38,6 +38,7 @@ class Soak:
     longest: int
     new: int
     seed: int
+    dp: int = 1
     served: int = 0
     aborted: int = 0
     errors: list[str] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Soak:
     def client(self, serial: int) -> None:
         """One client's conversations."""
         source = random.Random(self.seed * 1000 + serial)
+        rank = rank_of(serial, self.dp)
         shared = random.Random(self.seed)
         heads = [
             [shared.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(shared.randrange(50, 6000))]
@@ -64,12 +66,11 @@ class Soak:
             ]
             try:
                 if source.random() < 0.15:
-                    self._abandon(prompt, source.random() * 0.6)
+                    self._abandon(prompt, source.random() * 0.6, rank)
                     self.aborted += 1
                     continue
-                output, _ = generate(
-                    self.url, prompt, source.randrange(1, self.new), may_end=source.random() < 0.5
-                )
+                new, may_end = source.randrange(1, self.new), source.random() < 0.5
+                output, _ = generate(self.url, prompt, new, may_end=may_end, dp_rank=rank)
             except (OSError, http.client.HTTPException, AssertionError) as error:
                 with self.guard:
                     self.errors.append(repr(error)[:200])
@@ -83,13 +84,14 @@ class Soak:
                 if source.random() < 0.02 and len(self.kept) < 40:
                     self.kept.append(prompt)
 
-    def _abandon(self, prompt: list[int], after_s: float) -> None:
+    def _abandon(self, prompt: list[int], after_s: float, rank: int | None) -> None:
         """Send a request and hang up."""
         address = urllib.parse.urlsplit(self.url)
         connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
         body = {
             "input_ids": prompt,
             "stream": True,
+            "routed_dp_rank": rank,
             "sampling_params": {"max_new_tokens": 500, "temperature": 0, "ignore_eos": True},
         }
         headers = {"Content-Type": "application/json"}
@@ -98,13 +100,15 @@ class Soak:
         connection.close()
 
 
-def compare(url: str, prompts: list[list[int]], new: int) -> dict:
-    """Each prompt alone, cached and uncached."""
+def compare(url: str, prompts: list[list[int]], new: int, dp: int) -> dict:
+    """Each prompt alone, cached and uncached; the replicas take turns."""
     equal, cached_tokens, first = 0, 0, []
     for at, prompt in enumerate(prompts):
-        generate(url, prompt, 1)  # so that there is something to resume
-        cached, result = generate(url, prompt, new)
-        alone, _ = generate(url, prompt, new, extra_key=f"alone {time.time_ns()} {at}")
+        rank = rank_of(at, dp)
+        generate(url, prompt, 1, dp_rank=rank)  # so that there is something to resume
+        cached, result = generate(url, prompt, new, dp_rank=rank)
+        key = f"alone {time.time_ns()} {at}"
+        alone, _ = generate(url, prompt, new, extra_key=key, dp_rank=rank)
         cached_tokens += result.cached_tokens
         equal += cached == alone
         differs = [i for i, (a, b) in enumerate(zip(cached, alone, strict=True)) if a != b]
@@ -127,11 +131,12 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=12_000)
     parser.add_argument("--new", type=int, default=400, help="tokens of an answer, at most")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dp", type=int, default=1, help="attention replicas of the server")
     parser.add_argument("--log", type=Path, help="the server's log, searched for trouble")
     parser.add_argument("--json", type=Path)
     parsed = parser.parse_args()
     end = time.monotonic() + 60 * parsed.minutes
-    soak = Soak(parsed.url, end, parsed.longest, parsed.new, parsed.seed)
+    soak = Soak(parsed.url, end, parsed.longest, parsed.new, parsed.seed, parsed.dp)
     threads = [
         threading.Thread(target=soak.client, args=(serial,)) for serial in range(parsed.clients)
     ]
@@ -145,15 +150,16 @@ def main() -> None:
         "served": soak.served,
         "aborted": soak.aborted,
         "errors": soak.errors[:10],
-        "sample": compare(parsed.url, soak.kept, 32),
+        "sample": compare(parsed.url, soak.kept, 32, parsed.dp),
     }
     if parsed.log:
         text = parsed.log.read_text(errors="replace")
         figures["retractions"] = len(re.findall(r"KV cache pool is full. Retract", text))
         figures["trouble"] = [row[:300] for row in text.splitlines() if TROUBLE.search(row)][:10]
-        figures["last_idle"] = [row[-120:] for row in text.splitlines() if "kimi_k3 idle" in row][
-            -2:
-        ]
+        # Ranks of one attention group must tell the same, each replica something else.
+        figures["last_idle"] = dict(
+            re.findall(r"^\[\S+ \S+ ?(.*?)\] kimi_k3 idle after (.*)$", text, re.MULTILINE)
+        )
     print(json.dumps(figures))
     if parsed.json:
         parsed.json.write_text(json.dumps(figures, indent=1) + "\n")

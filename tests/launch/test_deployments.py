@@ -15,19 +15,19 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
 BIN = Path(sys.executable).parent
-SCRIPTS = ("node.sh", "two_nodes.sh", "replicas.sh")
+SCRIPTS = ("node.sh", "two_nodes.sh", "dp_attention.sh", "replicas.sh")
 MANIFESTS = sorted((LAUNCH / "kubernetes").glob("*.yaml"))
 VARIABLES = {
     "node.sh": {},
     "two_nodes.sh": {"HEAD": "10.0.0.1:5000", "RANK": "1"},
+    "dp_attention.sh": {},
     "replicas.sh": {"GPUS_EACH": "4"},
 }
 K3_FLAGS = ["--attention-backend", "triton"]
 
 # flags -> what the one line must say
 REFUSED = {
-    ("--attn-dp-size", "2"): ("--attn-dp-size", "got 2", "Drop --attn-dp-size"),
-    ("--dp-size", "2", "--enable-dp-attention"): ("--attn-dp-size", "got 2"),
+    ("--dcp-size", "8"): ("--dcp-size", "got 8", "Blackwell", "Drop --dcp-size"),
     ("--kimi-k3-interval", "100"): ("KIMI_K3_INTERVAL=100", "64 and 128"),
     ("--kv-cache-dtype", "mxfp8"): ("--kv-cache-dtype mxfp8", "Use --kv-cache-dtype fp8_e4m3"),
 }
@@ -95,9 +95,11 @@ def k3(tmp_path_factory):
 @pytest.fixture(scope="module")
 def answers(k3):
     """What `serve` makes of every file's arguments and of each refused combination."""
-    cases = servers(k3) | {
-        words: ["serve", k3, "--tp-size", "8", *K3_FLAGS, *words] for words in REFUSED
-    }
+    old = commands("dp_attention.sh", MODEL=k3)[0][1:]
+    at = old.index("--attn-dp-size")
+    old[at : at + 1] = ["--enable-dp-attention", "--dp-size"]
+    cases = servers(k3) | {"dp_attention.sh, old spelling": old}
+    cases |= {words: ["serve", k3, "--tp-size", "8", *K3_FLAGS, *words] for words in REFUSED}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.launch.arguments"],
         input=json.dumps(list(cases.values())),
@@ -139,6 +141,12 @@ def test_what_is_particular_to_each(answers):
         assert (two["tp_size"], two["ep_size"], two["nnodes"], two["node_rank"]) == (16, 16, 2, 1)
         assert two["moe_runner_backend"] == "marlin"
         assert "one KDA state 26.8 MiB" in answers[name]["output"]
+    spread = answers["dp_attention.sh 0"]["resolved"]
+    assert (spread["tp_size"], spread["ep_size"], spread["attn_dp_size"]) == (8, 8, 2)
+    assert spread["chunked_prefill_size"] == 16_384 // 2
+    assert "one KDA state 107.1 MiB" in answers["dp_attention.sh 0"]["output"]
+    deprecated = answers["dp_attention.sh, old spelling"]["resolved"]
+    assert {**deprecated, "port": spread["port"]} == spread
     first, second = (answers[f"replicas.sh {n}"]["resolved"] for n in range(2))
     assert (first["base_gpu_id"], second["base_gpu_id"]) == (0, 4)
     assert (first["port"], second["port"]) == (30_001, 30_002)
@@ -166,11 +174,19 @@ def test_scripts_tell_and_obey(script):
     assert "--log-level debug" in last
 
 
-def test_two_nodes_ask_for_what_they_need():
+@pytest.mark.parametrize("script", ["two_nodes.sh", "dp_attention.sh"])
+def test_several_machines_ask_for_what_they_need(script):
     for variables in ({}, {"HEAD": "10.0.0.1", "RANK": "0"}, {"HEAD": "a:1", "RANK": "2"}):
-        done = said("two_nodes.sh", "--dry-run", **{"HEAD": "", "RANK": "", **variables})
+        done = said(script, "--dry-run", **{"NODES": "2", "HEAD": "", "RANK": "", **variables})
         assert done.returncode == 2
         assert "set it to" in done.stderr
+
+
+def test_dp_attention_over_machines():
+    variables = {"NODES": "4", "GPUS": "32", "REPLICAS": "4", "HEAD": "a:1", "RANK": "3"}
+    (words,) = commands("dp_attention.sh", **variables)
+    for flag, value in (("--tp-size", "32"), ("--nnodes", "4"), ("--node-rank", "3")):
+        assert words[words.index(flag) + 1] == value
 
 
 def test_the_router_is_told_of_every_replica():

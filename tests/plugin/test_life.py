@@ -168,6 +168,19 @@ def test_a_retracted_request_computes_nothing_again(overlap: bool, page_size: in
     assert req.num_matched_prefix_tokens == computed
 
 
+def test_an_idle_step_beside_busy_ranks_is_not_waited_for() -> None:
+    """Else a rank short of memory would join the others idle for as long as they have work."""
+    world = World(tokens=640, overlap=True, beside=True)
+    world.request(prompt(1, 20), new=12)
+    for _ in range(6):
+        world.step()
+    take_everything(world)
+    assert not world.before_decode(), "its own step in flight is waited for"
+    world.drain()
+    world._inflight.append(([], False))
+    assert world.before_decode()
+
+
 @pytest.mark.parametrize("page_size", [1, 64])
 def test_an_aborted_answer_leaves_its_state(page_size: int) -> None:
     world = World(tokens=640, page_size=page_size)
@@ -269,6 +282,7 @@ def test_random_load_with_aborts_and_retraction(seed: int, overlap: bool) -> Non
         rows=6,
         chunk=max(24, page_size),
         overlap=overlap,
+        beside=overlap,
         opportunistic=max(8, page_size) * (seed % 2),
         kernel_chunk=4 * ((seed + 1) // 2 % 2),
         page_size=page_size,

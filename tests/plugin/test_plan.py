@@ -239,7 +239,6 @@ def test_the_simulated_ceiling_is_the_profiles():
 @pytest.mark.parametrize(
     ("flag", "attribute", "words"),
     [
-        ("--attn-dp-size 2", "attn_dp_size", ("--dp-attention", "2")),
         ("--dcp-size 8", "dcp_size", ("--dcp", "8")),
         ("--page-size 48", "page_size", ("--page-size", "48")),
     ],
@@ -252,6 +251,33 @@ def test_what_serve_refuses_is_said(flag, attribute, words):
     setattr(view, attribute, int(words[1]))
     with pytest.raises(ValueError, match=flag.split()[0]):
         resolution.refuse_unsupported(view)
+
+
+def test_attention_replicas_are_planned_and_told_of():
+    plan = planned("--gpu-memory", "268g", "--tp", "8", "--dp-attention", "2")
+    assert "--attn-dp-size 2" in shlex.join(plan.command)
+    assert any("launch/dp_attention.sh" in warning for warning in plan.warnings)
+    assert not any("refuses" in warning for warning in plan.warnings)
+    resolution.check_attention_replicas(2, [plan.server.model.name])
+
+
+def test_sglang_shares_given_states_among_replicas_and_not_tokens():
+    """`KVCacheConfigurator` divides `--max-mamba-cache-size` by the replicas, nothing else."""
+    words = ("--max-total-tokens", "100000", "--max-mamba-cache-size", "60", "--tp", "16")
+    one, two = planned(*words), planned(*words, "--dp-attention", "2")
+    assert one.geometry.total_bytes == 100_000 * 27_648 + 60 * 28_085_760
+    assert two.geometry.total_bytes == 100_000 * 27_648 + 30 * 56_171_520
+
+
+def test_a_kimi_linear_is_not_planned_into_a_refusal(tmp_path):
+    config = json.loads(K3.read_text("utf-8"))["text_config"]
+    config = {**config, "architectures": ["KimiLinearForCausalLM"], "attn_res_block_size": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    words = ["--gpu-memory", "900g", "--tp", "8", "--dp-attention", "2", "--no-simulation"]
+    plan = plan_of(parser.parse_args([str(tmp_path), "--weight-bytes", "1g", *words]))
+    assert any("refuses --attn-dp-size 2" in warning for warning in plan.warnings)
 
 
 def test_json_and_table_tell_the_same(capsys):

@@ -29,10 +29,13 @@ from tests.plugin.memory import Memory, fold
 class World(Memory):
     """One scheduler: its memory, its queue and its running requests."""
 
-    def __init__(self, *, chunk: int = 64, overlap: bool = False, **sizes: Any) -> None:
+    def __init__(
+        self, *, chunk: int = 64, overlap: bool = False, beside: bool = False, **sizes: Any
+    ) -> None:
         super().__init__(chunk=chunk, **sizes)
         self.chunk = chunk
         self.overlap = overlap
+        self.beside = beside  # other data-parallel ranks always have work; this one joins them idle
         self.kernel_writes = True  # whether the prefill kernel knows of the states it is asked for
         self._inflight: list[tuple[list[tuple[Req, int]], bool]] = []
         self._unseen: dict[str, list[int]] = {}  # sampled tokens by request, on the device
@@ -85,6 +88,8 @@ class World(Memory):
             launched = self._prefill(batch)
         elif self.running:
             launched = self._decode()
+        if launched is None and self.beside:
+            launched = ([], False)
         if launched is not None:
             self._inflight.append(launched)
         while len(self._inflight) > (self.overlap and launched is not None):
@@ -251,7 +256,7 @@ class World(Memory):
         state = SimpleNamespace(
             chunked_req=self.chunked,
             tree_cache=self.tree,
-            result_queue=self._inflight,
+            result_queue=self.result_queue(),
             _add_request_to_queue=lambda req, **_: self.waiting.append(req),
         )
         with mock.patch.object(
@@ -260,6 +265,12 @@ class World(Memory):
             go_on = scheduler.update_running_batch(lambda *_: True, state, batch)
         self.chunked = state.chunked_req
         return bool(go_on)
+
+    def result_queue(self) -> list[tuple[SimpleNamespace, None]]:
+        """SGLang's, as far as we look: the batches whose results are to come."""
+        return [
+            (SimpleNamespace(reqs=[req for req, _ in step]), None) for step, _ in self._inflight
+        ]
 
     def abort(self, req: Req) -> None:
         """Abort in whatever phase the request is."""
