@@ -77,7 +77,11 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
             decided["disable_overlap_schedule"] = True
             decided["attention_backend"] = "torch_native"
             if view.attn_dp_size > 1:
-                decided["enable_dp_lm_head"] = True
+                decided["enable_dp_lm_head"] = (
+                    True  # the portable model gathers no other rank's rows
+                )
+            # Ranks on a CPU talk over gloo, but SGLang would ask the wheel's NCCL for a GPU first.
+            os.environ.setdefault("SGLANG_NCCL_SO_PATH", "none")
         declare_resolution(server_args, SOURCE, **decided)
         keep_conv_dtype(str(model_config_of(server_args).dtype).removeprefix("torch."))
     original(server_args)

@@ -5,8 +5,10 @@
   chunks of 48 tokens that are no multiple of the grid: eviction and retraction are daily life.
 - `timed`: started by SGLang's own command line, pages of 64, junctions only, requests time out and
   are explained.
+- `apart`: two schedulers under DP attention, each with an arena of 16 states and 1,500 tokens.
 """
 
+import os
 import signal
 import sys
 
@@ -68,4 +70,18 @@ def timed(model, tmp_path_factory):
     }
     log = tmp_path_factory.mktemp("timed") / "server.log"
     with serving(argv, log=log, model=model, options=options, env=timeouts) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def apart(model, tmp_path_factory):
+    flags = ["--tp-size", "2", "--attn-dp-size", "2", "--max-running-requests", "16"]
+    flags += ["--max-total-tokens", "1500", "--max-mamba-cache-size", "32"]
+    flags += ["--chunked-prefill-size", "128"]
+    options = {"GRID": "16", "INTERVAL": "64", "OPPORTUNISTIC": "16"}
+    cores = sorted(os.sched_getaffinity(0))
+    bound = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
+    log = tmp_path_factory.mktemp("apart") / "server.log"
+    argv = command(model, flags)
+    with serving(argv, log=log, model=model, options=options, env=bound) as server:
         yield server
