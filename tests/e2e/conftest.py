@@ -78,7 +78,7 @@ def apart(model, tmp_path_factory):
     flags = ["--tp-size", "2", "--attn-dp-size", "2", "--max-running-requests", "16"]
     flags += ["--max-total-tokens", "1500", "--max-mamba-cache-size", "32"]
     flags += ["--chunked-prefill-size", "128"]
-    options = {"GRID": "16", "INTERVAL": "64", "OPPORTUNISTIC": "16"}
+    options = {"INTERVAL": "0", "OPPORTUNISTIC": "64"}
     cores = sorted(os.sched_getaffinity(0))
     bound = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
     log = tmp_path_factory.mktemp("apart") / "server.log"

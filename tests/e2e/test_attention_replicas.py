@@ -32,16 +32,13 @@ def test_each_replica_has_a_cache_of_its_own(apart):
 
 
 def test_busy_and_idle_replicas_answer_as_one_alone(apart):
-    """Rank 0 is pressed for memory (1,500 tokens for 8 requests of up to 400), rank 1 mostly idle.
-
-    Batches differ in size and mode between the two, requests are retracted, some hang up.
-    """
-    shared = words("pressed", 90)
-    prompts = [shared + words(f"pressed {n}", 60 + 25 * n) for n in range(9)]
+    """Batches differ in size and mode between the two, and one request is aborted."""
+    shared = words("pressed", 70)
+    prompts = [shared + words(f"pressed {n}", 5 + 9 * n) for n in range(6)]
 
     def ask(number):
-        fields = {"routed_dp_rank": int(number % 5 == 4), "rid": f"pressed-{number}"}
-        return apart.post("/generate", body(prompts[number], 80, **fields)).json()
+        fields = {"routed_dp_rank": int(number % 3 == 2), "rid": f"pressed-{number}"}
+        return apart.post("/generate", body(prompts[number], 6 + number, **fields)).json()
 
     with ThreadPoolExecutor(len(prompts)) as clients:
         answers = [clients.submit(ask, number) for number in range(len(prompts))]
@@ -49,9 +46,10 @@ def test_busy_and_idle_replicas_answer_as_one_alone(apart):
         told = [answer.result() for answer in answers]
     for number, (prompt, answer) in enumerate(zip(prompts, told, strict=True)):
         if answer["meta_info"]["finish_reason"]["type"] == "length":
-            alone = apart.generate(prompt, 80, cache_salt="alone", routed_dp_rank=1)
+            fields = {"cache_salt": "alone", "routed_dp_rank": 1}
+            alone = apart.generate(prompt, 6 + number, **fields)
             assert tuple(answer["output_ids"]) == alone.ids, number
-    assert sum(answer["meta_info"]["finish_reason"]["type"] == "length" for answer in told) >= 8
+    assert sum(answer["meta_info"]["finish_reason"]["type"] == "length" for answer in told) >= 5
 
 
 def test_metrics_tell_replicas_apart_and_add_up(apart):
