@@ -125,7 +125,7 @@ class PrefixCache:
     def _hold(self, node: Node, namespace: Hashable, turn: int | None = None) -> Pin:
         pin = self.pins.open(node, namespace, turn)
         if node.checkpoint is not None:
-            self._policy.update(node.checkpoint, self.tick)
+            self._policy.reconsider(node.checkpoint, self.tick)
         return pin
 
     def relax(self, pin: Pin) -> None:
@@ -136,7 +136,7 @@ class PrefixCache:
         self.pins.check(pin)
         self.pins.relax(pin)
         if pin.node.checkpoint is not None:
-            self._policy.update(pin.node.checkpoint, self.tick)
+            self._policy.reconsider(pin.node.checkpoint, self.tick)
 
     def unpin(self, pin: Pin) -> None:
         """Let go. Raises ValueError for a pin that is not open here."""
@@ -185,7 +185,7 @@ class PrefixCache:
         for checkpoint in (*before, *now):
             if checkpoint.expected != (checkpoint in now):
                 checkpoint.expected = not checkpoint.expected
-                self._policy.update(checkpoint, self.tick)
+                self._policy.reconsider(checkpoint, self.tick)
 
     def path_blocks(self, held: Pin | Match) -> IdArray:
         """Block ids of [0, depth) of a pin, or of [0, resume_len) of a current match.
@@ -300,7 +300,7 @@ class PrefixCache:
             pieces.append(node.blocks)
         above = next((n.checkpoint for n in survivor.lineage() if n.checkpoint is not None), None)
         if above is not None and (above.kind in ENDS or survivor.resident_children < 2):
-            self._policy.update(above, self.tick)
+            self._policy.reconsider(above, self.tick)
         return pieces
 
     def _trim_ghosts(self) -> None:

@@ -25,7 +25,11 @@ class EvictionPolicy(Protocol):
         ...
 
     def update(self, checkpoint: Checkpoint, now: int) -> None:
-        """What it is judged by changed: its facts, its neighbours, or whether it is evictable."""
+        """Its facts changed: what stands behind it, or when it was used."""
+        ...
+
+    def reconsider(self, checkpoint: Checkpoint, now: int) -> None:
+        """What surrounds it changed, or whether it is evictable."""
         ...
 
     def consume(self, checkpoint: Checkpoint, now: int) -> None:
@@ -72,6 +76,10 @@ class ConsumedLru:
                 self._heap = [entry for entry in self._heap if entry[3].note == entry[2]]
                 heapq.heapify(self._heap)
                 self._limit = 2 * len(self._heap) + VOID_ENTRIES_MIN
+
+    def reconsider(self, checkpoint: Checkpoint, now: int) -> None:
+        """O(log n)."""
+        self.update(checkpoint, now)
 
     def consume(self, checkpoint: Checkpoint, now: int) -> None:
         """O(log n)."""

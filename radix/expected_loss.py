@@ -69,6 +69,12 @@ class ExpectedLoss:
             self._ranking.classify(place, self._row(checkpoint), checkpoint.used, now)
             self._stale[checkpoint] = None
 
+    def reconsider(self, checkpoint: Checkpoint, now: int) -> None:
+        """O(1)."""
+        del now
+        if isinstance(checkpoint.note, int):
+            self._stale[checkpoint] = None
+
     def consume(self, checkpoint: Checkpoint, now: int) -> None:
         """O(1)."""
         place = checkpoint.note

@@ -3,15 +3,18 @@
 Both get the same prompts as SGLang's scheduler hands them over, `array('q')` of token ids, and a
 row of KV ids as each keeps it (SGLang int32 on the device, ours int64 on the host), at pages of
 one token, in one process with one thread, interleaved, timed in CPU seconds of the process. Every
-figure is the median of its repeats. Trees are compared, not allocators (`tests.bench.pool` does
-that): ids that a tree frees return to their pool after the clock has stopped, SGLang's to nowhere.
-What that takes ours is in `pool_us`.
+figure is the median of its repeats. Trees are compared first: ids that a tree frees return to their
+pool after the clock has stopped, SGLang's to nowhere.
 
     cycle  a new prompt of so many tokens: match (a miss behind the shared prefix), commit with a
            state at its end, evict as many tokens of others
     match  the same prompt again with one more token: all is known, as one edge
     turn   a conversation of so many tokens in turns of 1,024, each with its state, goes on by one
            turn: match and commit
+    pool   what taking a prompt's ids and giving back as many took beside a cycle: ours then, in the
+           pieces the tree freed; SGLang's unified pool and its allocator of a static split (CPU
+           tensors) in one call each, from a pool of as many ids, half of them taken. `ratio` is
+           that of a cycle with ours on top to SGLang's with the unified one
     admit  what our adapter computes on the host per request: key conversion (twice), look-up,
            message boundaries, stops
 
@@ -23,14 +26,13 @@ tokens, each with a state, behind a shared prefix of 256. `ratio` is ours over S
 import argparse
 import gc
 import json
-import platform
 import statistics
-import subprocess
 import sys
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +41,12 @@ from mempool import Geometry, Pool
 from radix import CacheConfig, Costs, Kind, PrefixCache
 from sgl_kimi_k3.boundaries import BoundaryRule
 from sgl_kimi_k3.keys import tokens_of
-from tests.bench.radix_peer import Peer
+from tests.bench.machine import commit, machine
+from tests.bench.radix_peer import Allocator, Peer
 
+ENVIRONMENT = {
+    "machine": machine(), "commit": commit(), "command": "python -m tests.bench.radix"
+}  # fmt: skip
 SIZES = (1_024, 16_384, 131_072, 1_048_576)
 NODES, LEAF, SHARED, TURN = 10_000, 1_024, 256, 1_024
 TURN_REPEATS, OTHERS = 9, 140
@@ -171,12 +177,21 @@ class Prompts:
         return prompt + array("q", self.draw(tokens).tobytes())
 
 
-def run(side, prompt: array, depths: list[int]) -> tuple[float, float, int]:
-    """One request, with states left at `depths`; seconds of match and commit, and what it hit."""
+class Times(NamedTuple):
+    """Seconds of one request's parts, and what it hit."""
+
+    match: float
+    take: float  # its row of ids from the pool
+    commit: float
+    hit: int
+
+
+def run(side, prompt: array, depths: list[int]) -> Times:
+    """One request, with states left at `depths`."""
     (hit, held), matching = timed(side.match, prompt)
-    row = side.row(hit, len(prompt))
+    row, taking = timed(side.row, hit, len(prompt))
     _, committing = timed(side.commit, (hit, held), prompt, row, depths)
-    return matching, committing, hit
+    return Times(matching, taking, committing, hit)
 
 
 def timed(call, *args):
@@ -212,16 +227,16 @@ def cycles(sides, prompts: Prompts, tokens: int) -> Samples:
         prompt = prompts.new(tokens)
         again = prompts.grown(prompt, 1)
         for index, side in enumerate(sides):
-            matching, committing, hit = run(side, prompt, [tokens])
-            assert hit <= SHARED, hit
+            spent = run(side, prompt, [tokens])
+            assert spent.hit <= SHARED, spent.hit
             side.settle()
             (hit, held), known = timed(side.match, again)
             assert hit == tokens, (hit, tokens)
             side.let_go(held)
             _, evicting = timed(side.evict, tokens)
             _, settling = timed(side.settle)
-            parts = {"match": matching, "commit": committing, "evict": evicting, "known": known}
-            parts["pool"] = settling
+            parts = {"match": spent.match, "commit": spent.commit, "evict": evicting}
+            parts |= {"known": known, "pool": spent.take + settling}
             for part, seconds in parts.items():
                 samples.add(part, index, seconds)
     return samples
@@ -239,11 +254,11 @@ def turns(sides, prompts: Prompts, tokens: int) -> Samples:
     for _ in range(TURN_REPEATS):
         prompt = prompts.grown(prompt, TURN)
         for index, side in enumerate(sides):
-            matching, committing, hit = run(side, prompt, [len(prompt)])
-            assert hit == len(prompt) - TURN, (hit, len(prompt))
+            spent = run(side, prompt, [len(prompt)])
+            assert spent.hit == len(prompt) - TURN, (spent.hit, len(prompt))
             side.settle()
-            samples.add("match", index, matching)
-            samples.add("commit", index, committing)
+            samples.add("match", index, spent.match)
+            samples.add("commit", index, spent.commit)
     return samples
 
 
@@ -279,6 +294,22 @@ def admission(ours: Ours, prompts: Prompts, tokens: int) -> dict:
     return {"tokens": tokens, "ours_us": round(sum(parts.values()), 1), "ours": parts}
 
 
+def pools(cycle: list[dict], spent: dict[int, float], ids: int) -> list[dict]:
+    """Cycles with the pool on top; `spent` is what ours took, by prompt length."""
+    unified, static = Allocator.unified(ids), Allocator.static(ids)
+    rows = []
+    for row in cycle:
+        tokens = row["tokens"]
+        theirs = [one.seconds(tokens, repeats(tokens)) for one in (unified, static)]
+        ours_us, unified_us, static_us = (round(1e6 * s, 1) for s in (spent[tokens], *theirs))
+        ratio = (row["ours_us"] + ours_us) / (row["sglang_us"] + unified_us)
+        rows.append(
+            {"tokens": tokens, "ours_us": ours_us, "unified_us": unified_us}
+            | {"static_us": static_us, "ratio": round(ratio, 3)}
+        )
+    return rows
+
+
 def refill(sides, prompts: Prompts, nodes: int) -> None:
     """Leaves up to the number the figures are for."""
     for side in sides:
@@ -297,7 +328,8 @@ def measure(sizes: Sequence[int] = SIZES, nodes: int = NODES) -> dict:
     torch.set_num_threads(1)
     prompts = Prompts()
     sides = Ours(sizes, nodes), Peer()
-    figures: dict[str, list] = {"cycle": [], "match": [], "turn": [], "admit": []}
+    figures: dict[str, list] = {"cycle": [], "match": [], "turn": [], "pool": [], "admit": []}
+    spent: dict[int, float] = {}
     with torch.inference_mode():
         for side in sides:
             run(side, prompts.new(2 * SHARED), [SHARED, 2 * SHARED])
@@ -305,34 +337,17 @@ def measure(sizes: Sequence[int] = SIZES, nodes: int = NODES) -> dict:
         refill(sides, prompts, nodes)
         for tokens in sizes:
             samples = cycles(sides, prompts, tokens)
-            row = samples.row(tokens, "match", "commit", "evict")
-            pool = 1e6 * statistics.median(samples.seconds["pool"][0])
-            figures["cycle"].append(row | {"pool_us": round(pool, 1)})
+            figures["cycle"].append(samples.row(tokens, "match", "commit", "evict"))
+            spent[tokens] = statistics.median(samples.seconds["pool"][0])
             figures["match"].append(samples.row(tokens, "known"))
             refill(sides, prompts, nodes)
         for tokens in sizes:
             figures["admit"].append(admission(sides[0], prompts, tokens))
         for tokens in sizes:
             figures["turn"].append(turns(sides, prompts, tokens).row(tokens, "match", "commit"))
+        figures["pool"] = pools(figures["cycle"], spent, sides[0].pool.geometry.max_blocks)
     assert sides[0].cache.violations() == []
-    return figures | {"sglang_core": sides[1].core, "nodes": nodes, **environment()}
-
-
-def environment() -> dict[str, str]:
-    """What a number is not quoted without."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    cpu = f"{len(names)} x {names[0]}" if names else platform.processor() or "unknown CPU"
-    return {
-        "machine": f"{platform.machine()}, {cpu}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}",
-        "commit": commit.stdout.strip() or "unknown",
-        "command": "python -m tests.bench.radix",
-    }
+    return figures | {"sglang_core": sides[1].core, "nodes": nodes, **ENVIRONMENT}
 
 
 def show(figures: dict) -> None:
@@ -347,6 +362,12 @@ def show(figures: dict) -> None:
                 f"{name:6}{row['tokens']:>10,} tokens  ours {row['ours_us']:>10,.0f} us  "
                 f"SGLang {row['sglang_us']:>10,.0f} us  ratio {row['ratio']:.2f}  {parts or ''}"
             )
+    for row in figures["pool"]:
+        print(
+            f"pool  {row['tokens']:>10,} tokens  ours {row['ours_us']:>10,.0f} us  SGLang "
+            f"{row['unified_us']:>10,.0f} us (static {row['static_us']:,.0f})  with it a cycle's "
+            f"ratio {row['ratio']:.2f}"
+        )
     for row in figures["admit"]:
         print(f"admit {row['tokens']:>10,} tokens  ours {row['ours_us']:>10,.0f} us  {row['ours']}")
     for name in ("sglang_core", "machine", "commit", "command"):

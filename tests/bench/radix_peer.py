@@ -1,13 +1,16 @@
 """SGLang 0.5.23's own tree, driven by the benchmark under the same verbs as ours.
 
 `UnifiedRadixCache` with Full and Mamba components as its factory builds it. What the tree frees
-goes nowhere instead of to its allocator, in the peer's favour: at one token a page that takes
-SGLang 45 ms.
+goes nowhere instead of to its allocator, in the peer's favour; `Allocator` says what that would
+take.
 """
 
+import statistics
 from array import array
+from time import process_time
 
 import torch
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -67,3 +70,35 @@ class Peer:
     def states(self) -> int:
         """States held."""
         return self.tree.mamba_evictable_size() + self.tree.mamba_protected_size()
+
+
+class Allocator:
+    """One of SGLang's allocators at pages of one token, on CPU tensors, half of its ids taken."""
+
+    def __init__(self, allocator, ids: int) -> None:
+        self.allocator = allocator
+        self.taken = allocator.alloc(ids // 2)
+
+    @classmethod
+    def unified(cls, ids: int) -> "Allocator":
+        """The KV side of its unified pool."""
+        arena = build(
+            total_tokens=ids, state_tokens=2, page_size=1, rows=1, context_tokens=64, core=None
+        )
+        return cls(arena.allocator, ids)
+
+    @classmethod
+    def static(cls, ids: int) -> "Allocator":
+        """The one it has without a unified pool."""
+        return cls(TokenToKVPoolAllocator(ids, torch.bfloat16, "cpu", None, need_sort=False), ids)
+
+    def seconds(self, tokens: int, repeats: int) -> float:
+        """CPU seconds of taking so many ids and giving back the oldest; the median."""
+        found = []
+        for _ in range(repeats):
+            start = process_time()
+            new = self.allocator.alloc(tokens)
+            self.allocator.free(self.taken[:tokens])
+            found.append(process_time() - start)
+            self.taken = torch.cat((self.taken[tokens:], new))
+        return statistics.median(found)

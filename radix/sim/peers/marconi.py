@@ -86,6 +86,10 @@ class FlopAware:
         del now
         self._changed[checkpoint] = None
 
+    def reconsider(self, checkpoint: Checkpoint, now: int) -> None:
+        """O(1)."""
+        self.update(checkpoint, now)
+
     def consume(self, checkpoint: Checkpoint, now: int) -> None:
         """O(1)."""
         checkpoint.used = now

@@ -111,6 +111,10 @@ class NextUse:
             entry = (*self._score(checkpoint), self._serial, checkpoint)
             heapq.heappush(self._heap, entry)
 
+    def reconsider(self, checkpoint: Checkpoint, now: int) -> None:
+        """Score it anew."""
+        self.update(checkpoint, now)
+
     def consume(self, checkpoint: Checkpoint, now: int) -> None:
         """Its next user is another one."""
         checkpoint.used = now
