@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from radix.node import fallback_len, newest_below, only_len
+from radix.node import fallback_len, is_above, nearest_above, only_len
 from radix.ranking import NOTHING, Ranking
 from radix.survival import Survival
 from radix.values import ENDS, Costs, Kind
@@ -35,10 +35,12 @@ class ExpectedLoss:
     behind it, whether its line of turns came back through its kind of end (clients that drop the
     model's thinking never resume a turn's end), and after what gap; as long as it never came back,
     how long it is. Recompute starts at the next shallower checkpoint; bytes are the state and the
-    KV that only it needs. An end with others behind it is also what remains of the path once those
-    are evicted, so it is promised the part of their uses that comes too late: earlier ends go
-    early, but some stay to trim a path by. What a waiting request will resume from (`expected`) is
-    as good as used. Unproven opportunistic checkpoints go before all else.
+    KV that only it needs. An end with others behind it is promised nothing of their uses: it goes
+    early. But once the last end is evicted, its line will resume at the next shallower checkpoint,
+    whatever its kind, which takes it as its `ward`: from then on it promises the ward's uses as
+    well. So a path is trimmed from its end, and what is left is judged by who may come for it. What
+    a waiting request will resume from (`expected`) is as good as used. Unproven opportunistic
+    checkpoints go before all else.
 
     Facts are noted as they change, scores made when a victim is asked for (`Ranking`): a tick on
     which nothing is evicted costs nothing. What a checkpoint is worth by its neighbours is looked
@@ -51,6 +53,7 @@ class ExpectedLoss:
         self._survival = Survival()
         self._ranking = Ranking(self._survival)
         self._stale: dict[Checkpoint, None] = {}  # to be judged before the next victim
+        self._wards: dict[Checkpoint, Checkpoint] = {}  # the last lost end that falls back on it
         self._looked_at = -1
         self._relearn_at = 0
         self._lost_share = 0.0  # of ends that stand last, those gone when someone comes
@@ -61,6 +64,11 @@ class ExpectedLoss:
         """O(1)."""
         checkpoint.note = self._ranking.add(checkpoint, self._row(checkpoint), now)
         self._stale[checkpoint] = None
+        above = nearest_above(checkpoint.node)
+        ward = None if above is None else self._wards.get(above)
+        if above is not None and ward is not None and is_above(checkpoint.node, ward.node):
+            self._adopt(checkpoint, self._wards.pop(above))
+            self._stale[above] = None
 
     def update(self, checkpoint: Checkpoint, now: int) -> None:
         """O(1)."""
@@ -87,11 +95,22 @@ class ExpectedLoss:
         self.update(checkpoint, now)
 
     def lose(self, checkpoint: Checkpoint, now: int) -> None:
-        """O(n), vectorised. It goes on being observed: what it would have been worth is known."""
+        """O(edges to its neighbour). It goes on being observed: its line may come back."""
         del now
         self._stale.pop(checkpoint, None)
         if isinstance(checkpoint.note, int):
-            self._stale.update(dict.fromkeys(self._ranking.withdraw(checkpoint.note)))
+            self._ranking.withdraw(checkpoint.note)
+        ward = self._wards.pop(checkpoint, None)
+        waits = ward is not None and ward.standing == "last"
+        if checkpoint.kind in ENDS and checkpoint.standing == "last" and not waits:
+            ward = checkpoint
+        above = nearest_above(checkpoint.node)
+        if above is not None and ward is not None:
+            self._adopt(above, ward)
+
+    def _adopt(self, checkpoint: Checkpoint, ward: Checkpoint) -> None:
+        self._wards[checkpoint] = ward
+        self._stale[checkpoint] = None
 
     def forget(self, checkpoint: Checkpoint) -> None:
         """O(n), vectorised."""
@@ -99,6 +118,7 @@ class ExpectedLoss:
             self._ranking.remove(checkpoint.note)
         checkpoint.note = None
         self._stale.pop(checkpoint, None)
+        self._wards.pop(checkpoint, None)
 
     def victim(self, now: int) -> Checkpoint | None:
         """O(n) once a tick, vectorised; then O(log n) amortised."""
@@ -113,7 +133,7 @@ class ExpectedLoss:
             for checkpoint in self._stale:
                 self._judge(checkpoint)
             self._stale.clear()
-            first = self._ranking.first(now, self._lost_share)
+            first = self._ranking.first(now)
             if first is None or not self._judge(first):
                 return first
 
@@ -170,8 +190,19 @@ class ExpectedLoss:
         node = checkpoint.node
         loss = self._costs.recompute(fallback_len(node), checkpoint.depth)
         freed = self._costs.state_bytes + only_len(node) * self._costs.token_bytes
-        behind = newest_below(node, ENDS) if checkpoint.later or checkpoint.twins else None
-        after = NOTHING if behind is None or not isinstance(behind.note, int) else behind.note
         proven = checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.hits or checkpoint.expected
         least = _SURE if checkpoint.expected else 0.0
-        return self._ranking.judge(place, loss / freed, after, least=least, early=not proven)
+        ward = self._ward(checkpoint)
+        return self._ranking.judge(place, loss / freed, ward, least=least, early=not proven)
+
+    def _ward(self, checkpoint: Checkpoint) -> int:
+        """The place of the lost end whose line would resume here, unless that is its own line."""
+        ward = self._wards.get(checkpoint)
+        if ward is None:
+            return NOTHING
+        if not isinstance(ward.note, int):  # forgotten
+            del self._wards[checkpoint]
+            return NOTHING
+        heir = checkpoint.kind in ENDS and checkpoint.standing == "last"
+        own = heir and checkpoint.line in (None, checkpoint.kind)
+        return NOTHING if own else ward.note

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Iterator
 
     from radix.checkpoint import Checkpoint
     from radix.tokens import IdArray, TokenArray
-    from radix.values import Kind
 
 
 class Node:
@@ -92,6 +91,22 @@ def fallback_len(node: Node) -> int:
     return 0 if above is None else above.end
 
 
+def nearest_above(node: Node) -> Checkpoint | None:
+    """The next shallower checkpoint on the way to `node`. O(edges between)."""
+    above = node.parent
+    while above is not None and above.checkpoint is None:
+        above = above.parent
+    return None if above is None else above.checkpoint
+
+
+def is_above(node: Node, other: Node) -> bool:
+    """Whether `node` is on the way to `other`, or is it. O(edges between)."""
+    at: Node | None = other
+    while at is not None and at is not node and at.end >= node.end:
+        at = at.parent
+    return at is node
+
+
 def only_len(node: Node) -> int:
     """Tokens whose KV would go with the checkpoint at `node`. O(edges between)."""
     if node.resident_children or node.refs:
@@ -108,15 +123,6 @@ def only_len(node: Node) -> int:
         total += len(above.tokens)
         above = above.parent
     return total
-
-
-def newest_below(node: Node, kinds: Container[Kind]) -> Checkpoint | None:
-    """The first checkpoint of one of `kinds` below `node`, along the newest resident edges."""
-    while node.resident_children:
-        node = next(child for child in reversed(node.children.values()) if child.resident)
-        if node.checkpoint is not None and node.checkpoint.kind in kinds:
-            return node.checkpoint
-    return None
 
 
 def nodes_below(root: Node) -> Iterator[Node]:

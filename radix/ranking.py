@@ -28,17 +28,18 @@ _ENDS = np.array(BOUNDS[1:])
 class Ranking:
     """What checkpoints are of, at which age, and worth; and the order that follows.
 
-    score = worth x max(promise + share x promise of the one behind, least)
+    score = worth x max(promise + promise of its ward, least)
 
-    where a promise is that of a row at an age, and `share` the caller's. Worth 0 means: no victim.
-    Those who are `early` come before all others. Of equals the one that was classified first goes.
+    where a promise is that of a row at an age. A ward is another place, mostly one that was
+    withdrawn. Worth 0 means: no victim. Those who are `early` come before all others. Of equals
+    the one that was classified first goes.
     """
 
     def __init__(self, survival: Survival) -> None:
         self._survival = survival
         self._checkpoints: list[Checkpoint | None] = []  # by place
         self._entries: list[int] = []  # by place: the serial of its valid entry in front, 0: none
-        self._followed: list[int] = []  # by place: how many it stands behind
+        self._adopted: list[int] = []  # by place: whose ward it is, how many
         self._unused: list[int] = []  # places
         self._numbers: Numbers
         self._values: Table
@@ -47,7 +48,6 @@ class Ranking:
         self._resize(64)
         self._open()  # NOTHING
         self._cursor = 0  # of `some`
-        self._share = 0.0
         self._scored_at = -1  # the tick that scores are for
         self._front: list[tuple[float, int, int, int]] = []  # score, order, serial, place
         self._bound = (-np.inf, 0)  # score and order of the last that was selected
@@ -64,7 +64,7 @@ class Ranking:
             numbers[:, :used], values[:, :used] = self._numbers, self._values
         self._numbers, self._values = numbers, values
         self._row, self._used, self._since, self._due = numbers[:4]
-        self._behind, self._order, self._early = numbers[4:]
+        self._ward, self._order, self._early = numbers[4:]
         self._promise, self._least, self._worth, self._score = values
 
     def _open(self) -> int:
@@ -75,7 +75,7 @@ class Ranking:
             self._resize(2 * place)
         self._checkpoints.append(None)
         self._entries.append(0)
-        self._followed.append(0)
+        self._adopted.append(0)
         self._row[place], self._due[place], self._score[place] = _NOBODY, _NEVER, np.inf
         return place
 
@@ -89,40 +89,35 @@ class Ranking:
         self.classify(place, row, checkpoint.used, now)
         return place
 
-    def withdraw(self, place: int) -> list[Checkpoint]:
-        """It was evicted, and is observed only; those above that it stood behind, and no more."""
-        if self._due[place] == _NEVER:
-            return []
-        self._due[place] = _NEVER
-        self._promise[place] = self._least[place] = self._worth[place] = 0.0
+    def withdraw(self, place: int) -> None:
+        """It was evicted: no victim any more, but it goes on being observed and promising."""
+        self._least[place] = self._worth[place] = 0.0
         self._score[place] = np.inf
         self._early[place] = self._entries[place] = 0
-        self._follow(place, NOTHING)
-        if not self._followed[place]:
-            return []
-        above = np.flatnonzero(self._behind[: len(self._checkpoints)] == place).tolist()
-        for other in above:
-            self._follow(other, NOTHING)
-        return [found for found in map(self._checkpoints.__getitem__, above) if found is not None]
+        self._adopt(place, NOTHING)
 
-    def _follow(self, place: int, behind: int) -> None:
-        self._followed[self._behind[place]] -= 1
-        self._behind[place] = behind
-        self._followed[behind] += 1
+    def _adopt(self, place: int, ward: int) -> None:
+        self._adopted[self._ward[place]] -= 1
+        self._ward[place] = ward
+        self._adopted[ward] += 1
 
     def remove(self, place: int) -> None:
         """Observe it no longer; what it waited since the last look is not counted."""
         self.withdraw(place)
+        if self._adopted[place]:
+            for other in np.flatnonzero(self._ward[: len(self._checkpoints)] == place).tolist():
+                self._adopt(other, NOTHING)
+        self._due[place], self._promise[place] = _NEVER, 0.0
         self._row[place], self._checkpoints[place] = _NOBODY, None
         self._unused.append(place)
 
     def some(self, count: int) -> list[Checkpoint]:
-        """The next few places' checkpoints that were not withdrawn, in turn."""
+        """The next few places' checkpoints that are not lost, in turn."""
         total = len(self._checkpoints)
         places = [place % total for place in range(self._cursor, self._cursor + min(count, total))]
         self._cursor = (self._cursor + count) % total
-        found = (self._checkpoints[place] for place in places if self._due[place] != _NEVER)
-        return [one for one in found if one is not None]
+        found = map(self._checkpoints.__getitem__, places)
+        return [one for one in found if one is not None and not one.lost]
 
     # -- what is known of them --------------------------------------------------------------
 
@@ -134,21 +129,22 @@ class Ranking:
         self._row[place], self._used[place], self._since[place] = row, used, now
         self._serial += 1
         self._order[place] = self._serial
-        if self._due[place] != _NEVER:
-            self._due[place] = 0
-            self._tell(place)
+        self._due[place] = 0
+        self._tell(place)
 
     def use(self, place: int, now: int) -> None:
-        """It was used, being of that row and age."""
-        self._survival.use(int(self._row[place]), bucket_of(now - int(self._used[place])))
+        """It was used, being of that row and age; by its ward's users, as far as those promised."""
+        own, theirs = self._promise[place], self._promise[self._ward[place]]
+        share = float(own / (own + theirs)) if theirs else 1.0
+        self._survival.use(int(self._row[place]), bucket_of(now - int(self._used[place])), share)
 
-    def judge(self, place: int, worth: float, behind: int, *, least: float, early: bool) -> bool:
-        """What it is worth, what stands behind it, the least it promises; whether that is news."""
-        known = self._worth[place], self._behind[place], self._least[place], self._early[place]
-        if known == (worth, behind, least, early):
+    def judge(self, place: int, worth: float, ward: int, *, least: float, early: bool) -> bool:
+        """What it is worth, its ward, the least it promises; whether that is news."""
+        known = self._worth[place], self._ward[place], self._least[place], self._early[place]
+        if known == (worth, ward, least, early):
             return False
         self._worth[place], self._least[place], self._early[place] = worth, least, early
-        self._follow(place, behind)
+        self._adopt(place, ward)
         self._tell(place)
         return True
 
@@ -173,12 +169,12 @@ class Ranking:
 
     # -- who goes first ---------------------------------------------------------------------
 
-    def first(self, now: int, share: float) -> Checkpoint | None:
+    def first(self, now: int) -> Checkpoint | None:
         """The least score at that tick. O(places) once a tick, vectorised, then O(log n)."""
         if self._survival.outdated:
             self.learn(now)
-        if (now, share) != (self._scored_at, self._share):
-            self._scored_at, self._share = now, share
+        if now != self._scored_at:
+            self._scored_at = now
             self._age(np.flatnonzero(self._due[: len(self._checkpoints)] <= now), now)
             self._rescore(slice(len(self._checkpoints)))
             self._front, self._selected, self._bound = [], 0, (-np.inf, 0)
@@ -208,7 +204,7 @@ class Ranking:
 
     def _rescore(self, places: Numbers | slice) -> None:
         worth, early = self._worth[places], self._early[places]
-        scores = self._promise[places] + self._share * self._promise[self._behind[places]]
+        scores = self._promise[places] + self._promise[self._ward[places]]
         np.maximum(scores, self._least[places], out=scores)
         scores *= worth
         np.divide(-1.0, scores, out=scores, where=early > 0)

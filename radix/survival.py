@@ -143,9 +143,9 @@ class Survival:
         beyond = there[:, ::-1].cumsum(axis=1)[:, ::-1] - there
         self._ticks[:count] += sign * (part + beyond * _WIDTHS)
 
-    def use(self, row: int, bucket: int) -> None:
-        """A checkpoint of that age was used."""
-        self._uses[row, bucket] += 1
+    def use(self, row: int, bucket: int, share: float = 1.0) -> None:
+        """A checkpoint of that age was used, or was with that probability."""
+        self._uses[row, bucket] += share
         self.uses_seen += 1
 
     def promise(self, row: int, bucket: int) -> float:

@@ -71,7 +71,7 @@ class CacheConfig:
     interval: int = 32_768
     opportunistic: int = 0
     dense: int = 0
-    ghost_tokens: int = 4_194_304
+    ghost_tokens: int = 16_777_216
     reserve_states: int = 1
     reserve_blocks: int = 0
     costs: Costs = field(default_factory=Costs)

@@ -39,7 +39,7 @@ class Options:
     interval: int = 32768
     grid: int = 64
     opportunistic: int = 4096
-    ghost_tokens: int = 4_194_304
+    ghost_tokens: int = 16_777_216
     boundaries: str = "auto"
     check: bool = False
     explain: bool = False

@@ -35,7 +35,7 @@ class Setup:
     interval: int = 32_768
     grid: int = 64
     opportunistic: int = 4096
-    ghost_tokens: int = 4_194_304
+    ghost_tokens: int = 16_777_216
 
 
 class Server(Protocol):

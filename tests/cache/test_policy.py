@@ -11,7 +11,9 @@ from tests.oracle.world import World
 
 def hits(policy, order, *, states=100, blocks=1000, echo=True):
     """Tokens resumed by each of the requests; `order` names the session of each."""
-    world = World(block_size=1, grid=1, policy=policy, states=states, blocks=blocks)
+    world = World(
+        block_size=1, grid=1, policy=policy, states=states, blocks=blocks, ghost_tokens=4096
+    )
     history = {}
     resumed = []
     for tick, number in enumerate(order):
