@@ -72,11 +72,11 @@ class End:
 
     def index_of(self, positions: IdArray) -> IdArray:
         """Physical indices of positions."""
-        return positions * self.stride + self.origin
+        return positions + self.origin if self.stride == 1 else self.origin - positions
 
     def position_of(self, indices: IdArray) -> IdArray:
         """Positions of physical indices."""
-        return (indices - self.origin) * self.stride
+        return indices - self.origin if self.stride == 1 else self.origin - indices
 
     @property
     def holes(self) -> int:

@@ -15,7 +15,7 @@ from radix import report as reporting
 from radix.checkpoint import Checkpoint
 from radix.expected_loss import ExpectedLoss
 from radix.ghosts import Ghosts
-from radix.matching import find
+from radix.matching import find, resumed
 from radix.node import Node, nodes_below
 from radix.pins import Pins
 from radix.retention import plan_stops
@@ -87,13 +87,12 @@ class PrefixCache:
         """
         config = self.config
         blocks = -(-(prompt_len - start) // config.block_size) + config.reserve_blocks
+
+        def spare(states: int) -> bool:
+            return self._pool.fits(states + config.reserve_states, blocks)
+
         return plan_stops(
-            config,
-            match,
-            start=start,
-            prompt_len=prompt_len,
-            boundaries=boundaries,
-            spare=lambda n: self._pool.fits(n + config.reserve_states, blocks),
+            config, match, start=start, prompt_len=prompt_len, boundaries=boundaries, spare=spare
         )
 
     def record(self, match: Match) -> None:
@@ -118,7 +117,7 @@ class PrefixCache:
 
     def _current(self, match: Match) -> Node | None:
         node = match.node
-        if node is not None and (node.checkpoint is None or node.checkpoint.slot != match.slot):
+        if node is not None and resumed(match) is None:
             raise ValueError(f"stale match: the state at {match.resume_len} is gone, match again")
         return node
 
@@ -174,13 +173,7 @@ class PrefixCache:
         Not a pin: their checkpoints may be evicted, but what a queue is about to use is worth more
         than anything learned promises.  Matches whose state is gone are passed over.  O(matches).
         """
-        now = {
-            match.node.checkpoint: None
-            for match in matches
-            if match.node is not None
-            and match.node.checkpoint is not None
-            and match.node.checkpoint.slot == match.slot
-        }
+        now = dict.fromkeys(found for found in map(resumed, matches) if found is not None)
         before, self.expected = self.expected, now
         for checkpoint in (*before, *now):
             if checkpoint.expected != (checkpoint in now):
@@ -351,17 +344,8 @@ class PrefixCache:
             self.counters.present[offer.kind] += 1
         kept = max([pin.depth, *held, *(offer.depth for offer in taken)])
         first, last = pin.depth // size, kept // size
-        fresh = self._tree.adopt(
-            self._tree.ensure(pin.node, tokens, last * size), block_ids, pin.depth
-        )
         spare = [offer.tail for offer in already if offer.tail is not None]
-        at = pin.node
-        for offer in taken:
-            at = self._tree.ensure(at if at.end <= offer.depth else root, tokens, offer.depth)
-            spare += self._place(at, pin, offer)
-        end = at if at.end == kept else self._tree.ensure(pin.node, tokens, kept)
-        for node in fresh:
-            self._tree.compress(node)
+        end, unused = self._grow(pin, tokens, block_ids, taken, kept)
         self._ghosts.remember(end, tokens, max(walk.matched_len, kept), self.tick)
         for depth in (depth - depth % size for depth in refused):
             start = pin.node if pin.depth < depth else root
@@ -378,7 +362,27 @@ class PrefixCache:
         self._trim_ghosts()
         duplicates = ((first * size, shared * size),) if shared > first else ()
         slots = tuple(offer.slot for offer in already)
-        return Commit(moved, kept, duplicates, blocks, slots, tuple(spare))
+        return Commit(moved, kept, duplicates, blocks, slots, (*spare, *unused))
+
+    def _grow(
+        self, pin: Pin, tokens: TokenArray, block_ids: IdArray, taken: Sequence[Offer], kept: int
+    ) -> tuple[Node, list[int]]:
+        """Hold the KV up to `kept` and the states `taken`; where that ends, and unneeded tails."""
+        size, unused = self.config.block_size, list[int]()
+        whole = self._tree.ensure(pin.node, tokens, kept - kept % size)
+        fresh = self._tree.adopt(whole, block_ids, pin.depth)
+        at = pin.node
+        for offer in taken:
+            if offer.depth <= whole.end and offer.depth % size == 0:
+                at = self._tree.point(whole, offer.depth)
+            else:
+                start = at if at.end <= offer.depth else self.roots[pin.namespace]
+                at = self._tree.ensure(start, tokens, offer.depth)
+            unused += self._place(at, pin, offer)
+        end = whole if whole.end == kept else self._tree.ensure(at, tokens, kept)
+        for node in fresh:
+            self._tree.compress(node)
+        return end, unused
 
     def _place(self, node: Node, pin: Pin, offer: Offer) -> list[int]:
         """Put an offered state where `node` ends; its tail if that is not needed."""

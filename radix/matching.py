@@ -10,6 +10,7 @@ from radix.values import Match
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from radix.checkpoint import Checkpoint
     from radix.node import Node
     from radix.tokens import TokenArray
 
@@ -44,3 +45,9 @@ def find(
         missed=tuple(c for n in passed for c in n.lost if resume < c.depth <= reach),
         refused=max((d for n in passed for d in n.refused if resume < d <= reach), default=0),
     )
+
+
+def resumed(match: Match) -> Checkpoint | None:
+    """The checkpoint that a match resumes from, if the tree still has it."""
+    checkpoint = None if match.node is None else match.node.checkpoint
+    return None if checkpoint is None or checkpoint.slot != match.slot else checkpoint

@@ -122,6 +122,11 @@ class Tree:
             node = child if reach == child.end else self.split(child, reach)
         return node
 
+    def point(self, end: Node, depth: int) -> Node:
+        """The node that ends at `depth`, a block boundary, on the way to `end`. O(edges)."""
+        node = next(above for above in end.lineage() if above.start < depth)
+        return node if node.end == depth else self.split(node, depth)
+
     def _attach(self, parent: Node, tokens: TokenArray) -> Node:
         """New ghosts under `parent`: whole blocks first, then a ragged rest."""
         lost: tuple[Checkpoint, ...] = ()
