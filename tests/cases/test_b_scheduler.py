@@ -165,6 +165,21 @@ def test_b6_a_page_begun_is_charged(free: int) -> None:
     world.run(req)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_b6_a_chunk_without_room_waits(page_size: int) -> None:
+    """Nothing is left of the budget: the unfinished prefill takes no chunk and keeps what it has."""
+    world = World(tokens=160, states=4, page_size=page_size, chunk=32)
+    req = world.request(prompt(1, 96), new=1)
+    world.step()
+    with blocks_free(world, 0):
+        held = memory(world)
+        for _ in range(3):
+            world.step()
+            assert memory(world) == held
+            assert world.chunked is req
+    world.run(req)
+
+
 def test_b8_a_checkpoint_without_room_is_skipped_and_counted() -> None:
     """Four states, all locked: no error, one skip; after an unlock the next one is published."""
     world = TreeWorld(block_size=1, interval=4, states=4, blocks=24)

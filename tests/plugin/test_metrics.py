@@ -266,12 +266,15 @@ def test_what_is_exported_is_what_was_counted(exported) -> None:
 
 
 def test_two_ranks_of_each_kind_count_once(exported) -> None:
-    """Tensor-parallel ranks keep one tree between them, data-parallel ranks one each."""
+    """Tensor-parallel ranks keep one tree between them, data-parallel ranks one each.
+
+    sglang #38825: 10 prompts of 100 tokens are 1000, however many ranks count them.
+    """
 
     def load(seed: int) -> World:
-        world = World()
-        for _ in range(2):
-            world.serve(prompt(seed, 20), new=6)
+        world = World(chunk=100)
+        for user in range(5):
+            world.serve(prompt(10 * seed + user, 100), new=1)
         return world
 
     total: dict[str, dict[str, float]] = defaultdict(dict)
@@ -283,8 +286,8 @@ def test_two_ranks_of_each_kind_count_once(exported) -> None:
                 if sample.name == "kimi_k3:input_tokens_total":
                     total[sample.labels["dp_rank"]][sample.labels["tp_rank"]] = sample.value
     # sum(max without (tp_rank) (...)), as every query of ours says
-    assert total == {"0": {"0": 40, "1": 40}, "1": {"0": 40, "1": 40}}
-    assert sum(max(ranks.values()) for ranks in total.values()) == 80
+    assert total == {"0": {"0": 500, "1": 500}, "1": {"0": 500, "1": 500}}
+    assert sum(max(ranks.values()) for ranks in total.values()) == 1000
 
 
 def test_publishing_waits_for_its_time_but_not_when_idle() -> None:

@@ -28,7 +28,9 @@ def test_state_starved_by_kv_needs_exactly_five_blocks():
     """sglang #34441, #36713."""
     pool = pool_of(1000, 200, 10)
     held = blocks(pool, 85)
-    assert pool.report().gap_bytes == 150
+    seen = pool.report()
+    assert (seen.blocks.live_bytes, seen.gap_bytes, seen.states.live_bytes) == (850, 150, 0)
+    assert seen.sink_bytes + seen.slack_bytes == seen.total_bytes - 1000
     assert pool.fundable_states() == 0
     assert pool.alloc(1, 0) is None
     assert not pool.fits_after(1, 0, freed_states=0, freed_blocks=4)
