@@ -56,7 +56,7 @@ class Observer:
             tree.record(match)
             if self.explanations is not None:
                 self.explanations.add(req.rid, match)
-            if self._trace is not None:
+            if self._trace is not None and not req.skip_radix_cache_insert:
                 tokens = tokens_of(req.full_untruncated_fill_ids)
                 self._trace.request(req.rid, tokens, namespace_of(req))
         self._changed = True

@@ -167,7 +167,7 @@ def test_b6_a_page_begun_is_charged(free: int) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_b6_a_chunk_without_room_waits(page_size: int) -> None:
-    """Nothing is left of the budget: the unfinished prefill takes no chunk and keeps what it has."""
+    """Nothing is left: the unfinished prefill takes no chunk and keeps what it has."""
     world = World(tokens=160, states=4, page_size=page_size, chunk=32)
     req = world.request(prompt(1, 96), new=1)
     world.step()
