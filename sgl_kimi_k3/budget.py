@@ -23,7 +23,7 @@ class JointPrefillBudget(PrefillBudget):
     tree_cache: KimiK3Cache
 
     def _available_and_evictable(self) -> int:
-        return self.tree_cache.reclaimable_blocks() * self.page_size
+        return self.tree_cache.room.reclaimable_blocks() * self.page_size
 
     def available_chunk_tokens(self, chunk_limit: int) -> int | None:
         """How much of an unfinished prefill fits now; None: it waits, keeping what it has.

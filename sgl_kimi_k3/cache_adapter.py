@@ -1,7 +1,7 @@
 """SGLang's prefix cache interface over `radix.PrefixCache`: SGLang's words stop here.
 
-`capture.py` takes states while a request runs, `handover.py` publishes them; this is the face that
-SGLang's scheduler sees, and where both kinds of memory are asked for.
+`capture.py` takes states while a request runs, `handover.py` publishes them, `room.py` is asked for
+both kinds of memory; this is the face that SGLang's scheduler sees.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sgl_kimi_k3.handover import Handover, Lock
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 from sgl_kimi_k3.metrics import Metrics
 from sgl_kimi_k3.observer import Observer
+from sgl_kimi_k3.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +96,8 @@ class KimiK3Cache(BasePrefixCache):
             ),
         )
         self.token_to_kv_pool_allocator.tree = self
+        flush_held_frees = self.token_to_kv_pool_allocator.flush_held_frees
+        self.room = Room(self.cache, self.arena, flush_held_frees)
         self.captures = Captures(
             self.cache,
             self.arena,
@@ -103,7 +106,7 @@ class KimiK3Cache(BasePrefixCache):
             kernel_chunk=kernel_chunk,
             grid=options.grid,
             step_blocks=self.req_to_token_pool.size,
-            flush_held_frees=self.token_to_kv_pool_allocator.flush_held_frees,
+            flush_held_frees=flush_held_frees,
         )
         self.handover = Handover(
             self.cache,
@@ -168,7 +171,7 @@ class KimiK3Cache(BasePrefixCache):
     def _take_live_slot(self, req: Req, match: Match) -> bool:
         if not req.kv.holds_mamba:
             pin = self.cache.pin(match)
-            grant = self._acquire(1, 0)
+            grant = self.room.take(states=1, blocks=0)
             self.cache.unpin(pin)
             if grant is None:
                 return False
@@ -192,7 +195,7 @@ class KimiK3Cache(BasePrefixCache):
         """
         blocks = self.cache.path_blocks(req.last_node)
         if req.prefix_len % self.page_size:
-            grant = self._acquire(0, 1)
+            grant = self.room.take(states=0, blocks=1)
             if grant is None:
                 raise RuntimeError(
                     f"no block for the prefix of {req.rid}, which was admitted with one: "
@@ -311,40 +314,13 @@ class KimiK3Cache(BasePrefixCache):
 
     # -- memory --
 
-    def make_room(self, *, states: int, blocks: int) -> bool:
-        """Evict until the arena fits both; False, with nothing evicted, if it cannot."""
-        self.token_to_kv_pool_allocator.flush_held_frees()
-        return self.cache.evict(states, blocks)
-
-    def _acquire(self, states: int, blocks: int) -> Any:
-        self.token_to_kv_pool_allocator.flush_held_frees()
-        return self.cache.acquire(states, blocks)
-
-    def _kept(self) -> tuple[int, int]:
-        """States and blocks that would be left if everything evictable were evicted."""
-        pool = self.arena.pool
-        return (
-            pool.live_states + pool.retired_states - self.cache.evictable_states,
-            pool.live_blocks + pool.retired_blocks - self.cache.evictable_blocks,
-        )
-
-    def reclaimable_blocks(self) -> int:
-        """Blocks that fit if everything evictable were evicted."""
-        geometry, (states, blocks) = self.arena.geometry, self._kept()
-        return geometry.blocks_above(geometry.state_end(states)) - blocks
-
-    def reclaimable_states(self) -> int:
-        """States that fit if everything evictable were evicted."""
-        geometry, (states, blocks) = self.arena.geometry, self._kept()
-        return geometry.states_below(geometry.block_start(blocks)) - states
-
     def evict(self, params: EvictParams) -> EvictResult:
         """SGLang passes shortfalls; both are met together or nothing is evicted."""
         before = self.cache.evictable_blocks, self.cache.evictable_states
         pool = self.arena.pool
         blocks = -(-params.num_tokens // self.page_size)
         states = params.mamba_num
-        self.make_room(
+        self.room.make(
             states=states + pool.fundable_states() if states else 0,
             blocks=blocks + pool.fundable_blocks() if blocks else 0,
         )

@@ -69,9 +69,11 @@ def _arena(cache: KimiK3Cache, tree: Report) -> dict[str, Any]:
     return {
         "total_bytes": pool.total_bytes,
         "states": _side(
-            pool.states, tree.states, tree.protected_states, cache.reclaimable_states()
+            pool.states, tree.states, tree.protected_states, cache.room.reclaimable_states()
         ),
-        "kv": _side(pool.blocks, tree.blocks, tree.protected_blocks, cache.reclaimable_blocks()),
+        "kv": _side(
+            pool.blocks, tree.blocks, tree.protected_blocks, cache.room.reclaimable_blocks()
+        ),
         "gap_bytes": pool.gap_bytes,
         "sink_bytes": pool.sink_bytes,
         "slack_bytes": pool.slack_bytes,

@@ -161,8 +161,8 @@ def levels(cache: KimiK3Cache) -> Iterator[tuple[Series, float]]:
     yield ("cached_blocks", ()), tree.blocks
     yield ("protected_states", ()), tree.protected_states
     yield ("protected_blocks", ()), tree.protected_blocks
-    yield ("available_states", ()), cache.reclaimable_states()
-    yield ("available_blocks", ()), cache.reclaimable_blocks()
+    yield ("available_states", ()), cache.room.reclaimable_states()
+    yield ("available_blocks", ()), cache.room.reclaimable_blocks()
     yield ("ghost_tokens", ()), tree.ghost_tokens
     yield ("pins", ()), tree.pins
     for limit, values in limits(cache).items():

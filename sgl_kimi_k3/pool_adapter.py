@@ -188,7 +188,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
             return True
         if tree_cache is None or not tree_cache.supports_prefix_sharing():
             return None
-        return tree_cache.make_room(states=0, blocks=blocks)
+        return tree_cache.room.make(states=0, blocks=blocks)
 
     def check_decode_capacity(
         self,

@@ -49,7 +49,7 @@ class StopAwareAdder(PrefillAdder):
         super().__init__(*args, **kwargs)
         # SGLang adds evictable states to free ones; what counts is which states fit once both
         # kinds have been evicted.
-        self.rem_mamba_slots = self.tree_cache.reclaimable_states()
+        self.rem_mamba_slots = self.tree_cache.room.reclaimable_states()
         self.tree_cache.observer.stepped()
         self._leaders: list[Req] = list(self.tree_cache.captures.uncommitted)
         self._unfinished = False  # whether a prefill stays unfinished after this pass

@@ -249,7 +249,7 @@ def test_what_a_waiting_request_will_resume_outlasts_an_idle_session(waits: int)
         assert not world.tree.cache.expected
         scheduler.prefill_adder_class(lambda _: PrefillAdder, world.scheduler)
     while world.tree.cache.states > 1:
-        assert world.tree.make_room(states=world.arena.pool.fundable_states() + 1, blocks=0)
+        assert world.tree.room.make(states=world.arena.pool.fundable_states() + 1, blocks=0)
     resumes = {
         user: world.tree.cache.match(np.array(turn), (None, None)).resume_len
         for user, turn in turns.items()

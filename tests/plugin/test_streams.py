@@ -124,7 +124,7 @@ def test_bytes_that_change_kind_are_zeroed_behind_their_last_writer(monkeypatch)
     world, recorder = recorded(monkeypatch, tokens=60, states=3)
     world.serve(prompt(1, 8), new=3)
     while world.tree.cache.states:
-        assert world.tree.make_room(states=world.arena.pool.fundable_states() + 1, blocks=0)
+        assert world.tree.room.make(states=world.arena.pool.fundable_states() + 1, blocks=0)
     last_write = max(n for n, one in enumerate(recorder.log) if one[0] == "forward")
     grant = world.arena.alloc(0, world.arena.pool.fundable_blocks())
     zeroes = [n for n, one in enumerate(recorder.log) if one[:2] == ("zero", Side.BLOCK)]
