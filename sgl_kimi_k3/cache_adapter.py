@@ -1,7 +1,7 @@
 """SGLang's prefix cache interface over `radix.PrefixCache`: SGLang's words stop here.
 
-`capture.py` takes states while a request runs, `handover.py` publishes them, `room.py` is asked for
-both kinds of memory; this is the face that SGLang's scheduler sees.
+`resume.py` takes what a request needs to go on from a state, `capture.py` takes states while it
+runs, `handover.py` publishes them; this is the face that SGLang's scheduler sees.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.base_prefix_cache import (
     BasePrefixCache,
     DecLockRefResult,
@@ -27,6 +26,7 @@ from sgl_kimi_k3.handover import Handover, Lock
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 from sgl_kimi_k3.metrics import Metrics
 from sgl_kimi_k3.observer import Observer
+from sgl_kimi_k3.resume import Resumes
 from sgl_kimi_k3.room import Room
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ logger = logging.getLogger(__name__)
 # Opportunistic states leave room for new work: these states and one part in so many of the arena.
 RESERVED_STATES = 2
 RESERVED_SHARE = 8
-# Waiting requests whose states are kept for them; those behind are far from being admitted.
-EXPECTED_REQUESTS = 64
 
 
 class KimiK3Cache(BasePrefixCache):
@@ -98,6 +96,7 @@ class KimiK3Cache(BasePrefixCache):
         self.token_to_kv_pool_allocator.tree = self
         flush_held_frees = self.token_to_kv_pool_allocator.flush_held_frees
         self.room = Room(self.cache, self.arena, flush_held_frees)
+        self.resumes = Resumes(self.cache, self.arena, self.room)
         self.captures = Captures(
             self.cache,
             self.arena,
@@ -153,32 +152,9 @@ class KimiK3Cache(BasePrefixCache):
         resumed = match.resume_len
         if resumed and params.cow_mamba:
             req = params.req
-            if not (self._fits_resumed(req) and self._take_live_slot(req, match)):
+            if not (self.resumes.fits(req) and self.resumes.take_live_slot(req, match)):
                 return _result(0, match.unresumed(), 0)
         return _result(resumed, match, resumed - resumed % self.page_size)
-
-    def _fits_resumed(self, req: Req) -> bool:
-        """Whether an arena with nothing else in it admits the request beside what it copies from.
-
-        As `PrefillAdder.add_one_req` counts, with a block for each of the three places it rounds.
-        """
-        new = req.sampling_params.max_new_tokens - len(req.output_ids)
-        tokens = len(req.full_untruncated_fill_ids) + min(max(new, 0), CLIP_MAX_NEW_TOKENS)
-        geometry = self.arena.geometry
-        room = geometry.blocks_above(geometry.state_end(2)) * self.page_size
-        return tokens + 3 * self.page_size <= room
-
-    def _take_live_slot(self, req: Req, match: Match) -> bool:
-        if not req.kv.holds_mamba:
-            pin = self.cache.pin(match)
-            grant = self.room.take(states=1, blocks=0)
-            self.cache.unpin(pin)
-            if grant is None:
-                return False
-            req.kv.mamba_pool_idx = self.arena.slots.of(int(grant.states[0]))[0]
-        req.kv.mamba_cow_src_index = self.arena.slots.of(match.slot)
-        req.kv.mamba_needs_clear = False
-        return True
 
     def path_device_indices(self, node: Match | None) -> torch.Tensor:
         """Token ids of the matched prefix: int64 [resume_len]."""
@@ -187,43 +163,20 @@ class KimiK3Cache(BasePrefixCache):
         return self.handover.token_ids(self.cache.path_blocks(node))[: node.resume_len]
 
     def prefix_device_indices(self, req: Req) -> torch.Tensor:
-        """Token ids of the prefix a new request matched; its row starts with these blocks.
-
-        If the prefix ends inside a block, the row gets a block of its own with the same rows, and
-        goes on in it: the tree's is never written, and two requests never share one they write.
-        The copy runs on the forward's stream, behind the forward that filled the tree's block.
-        """
-        blocks = self.cache.path_blocks(req.last_node)
-        if req.prefix_len % self.page_size:
-            grant = self.room.take(states=0, blocks=1)
-            if grant is None:
-                raise RuntimeError(
-                    f"no block for the prefix of {req.rid}, which was admitted with one: "
-                    + self.available_and_evictable_str()
-                )
-            self.arena.copy_blocks([(int(blocks[-1]), int(grant.blocks[0]))])
-            blocks[-1] = grant.blocks[0]
+        """Token ids of the prefix a new request matched; its row starts with these blocks."""
+        blocks = self.resumes.take_blocks(req)
+        if blocks is None:
+            raise RuntimeError(
+                f"no block for the prefix of {req.rid}, which was admitted with one: "
+                + self.available_and_evictable_str()
+            )
         req.kimi_k3_prefix = blocks
         return self.handover.token_ids(blocks)[: req.prefix_len]
 
     def expect(self, waiting: list[Req]) -> None:
-        """Have the states that waiting requests will resume from evicted last.
-
-        A request is looked up once, and not before it has waited for a whole pass: most never do.
-        """
-        if self.disable:
-            return
-        matches = []
-        for req in waiting[:EXPECTED_REQUESTS]:
-            known = req.__dict__
-            if "kimi_k3_expected" not in known:
-                known["kimi_k3_expected"] = None  # seen
-                continue
-            if known["kimi_k3_expected"] is None:
-                tokens = tokens_of(req.origin_input_ids + req.output_ids)
-                known["kimi_k3_expected"] = self.cache.match(tokens, namespace_of(req))
-            matches.append(known["kimi_k3_expected"])
-        self.cache.expect(matches)
+        """Have the states that waiting requests will resume from evicted last."""
+        if not self.disable:
+            self.resumes.expect(waiting)
 
     # -- locks --
 

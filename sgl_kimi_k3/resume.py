@@ -1,0 +1,92 @@
+"""What a request takes to go on from a state: copies of the state and of its last block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+
+from sgl_kimi_k3.keys import namespace_of, tokens_of
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+    from radix import IdArray, Match, PrefixCache
+    from sgl_kimi_k3.arena import Arena
+    from sgl_kimi_k3.room import Room
+
+# Waiting requests that are looked up: what is behind these is far from being admitted.
+EXPECTED_REQUESTS = 64
+
+
+class Resumes:
+    """Takes what resuming needs, and tells the tree which states are about to be resumed.
+
+    Args:
+        cache: the tree.
+        arena: the memory.
+        room: where slots and blocks are taken.
+    """
+
+    def __init__(self, cache: PrefixCache, arena: Arena, room: Room) -> None:
+        self._cache = cache
+        self._arena = arena
+        self._room = room
+        self._size = arena.geometry.block_size
+
+    def fits(self, req: Req) -> bool:
+        """Whether an arena with nothing else in it admits the request beside what it copies from.
+
+        As `PrefillAdder.add_one_req` counts, with a block for each of the three places it rounds.
+        """
+        new = req.sampling_params.max_new_tokens - len(req.output_ids)
+        tokens = len(req.full_untruncated_fill_ids) + min(max(new, 0), CLIP_MAX_NEW_TOKENS)
+        geometry = self._arena.geometry
+        room = geometry.blocks_above(geometry.state_end(2)) * self._size
+        return tokens + 3 * self._size <= room
+
+    def take_live_slot(self, req: Req, match: Match) -> bool:
+        """A slot for the request's own state, to be copied from the match's; False: no room."""
+        if not req.kv.holds_mamba:
+            pin = self._cache.pin(match)
+            grant = self._room.take(states=1, blocks=0)
+            self._cache.unpin(pin)
+            if grant is None:
+                return False
+            req.kv.mamba_pool_idx = self._arena.slots.of(int(grant.states[0]))[0]
+        req.kv.mamba_cow_src_index = self._arena.slots.of(match.slot)
+        req.kv.mamba_needs_clear = False
+        return True
+
+    def take_blocks(self, req: Req) -> IdArray | None:
+        """Blocks of the prefix that the request matched; None: no room.
+
+        If the prefix ends inside a block, the last is the request's own with the same rows, and it
+        goes on in it: the tree's is never written, and two requests never share one they write.
+        The copy runs on the forward's stream, behind the forward that filled the tree's block.
+        """
+        blocks = self._cache.path_blocks(req.last_node)
+        if req.prefix_len % self._size:
+            grant = self._room.take(states=0, blocks=1)
+            if grant is None:
+                return None
+            self._arena.copy_blocks([(int(blocks[-1]), int(grant.blocks[0]))])
+            blocks[-1] = grant.blocks[0]
+        return blocks
+
+    def expect(self, waiting: list[Req]) -> None:
+        """Have the states that waiting requests will resume from evicted last.
+
+        A request is looked up once, and not before it has waited for a whole pass: most never do.
+        """
+        matches = []
+        for req in waiting[:EXPECTED_REQUESTS]:
+            known = req.__dict__
+            if "kimi_k3_expected" not in known:
+                known["kimi_k3_expected"] = None  # seen
+                continue
+            if known["kimi_k3_expected"] is None:
+                tokens = tokens_of(req.origin_input_ids + req.output_ids)
+                known["kimi_k3_expected"] = self._cache.match(tokens, namespace_of(req))
+            matches.append(known["kimi_k3_expected"])
+        self._cache.expect(matches)
