@@ -39,10 +39,10 @@ def memory(world: World) -> tuple[int, ...]:
 
 
 @contextmanager
-def blocks_free(world: World, count: int) -> Iterator[None]:
-    """Within this, so many blocks are free beside one state; what is cached stays."""
+def blocks_free(world: World, count: int, *, states: int = 1) -> Iterator[None]:
+    """Within this, so many blocks are free beside so many states; what is cached stays."""
     arena = world.arena
-    spare = arena.alloc(1, 0)
+    spare = arena.alloc(states, 0)
     taken = arena.alloc(0, arena.pool.fundable_blocks() - count)
     arena.free(spare.states, spare.blocks)
     world.reserved += len(taken.blocks)

@@ -171,7 +171,7 @@ def test_b6_a_chunk_without_room_waits(page_size: int) -> None:
     world = World(tokens=160, states=4, page_size=page_size, chunk=32)
     req = world.request(prompt(1, 96), new=1)
     world.step()
-    with blocks_free(world, 0):
+    with blocks_free(world, 0, states=0):
         held = memory(world)
         for _ in range(3):
             world.step()
