@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _RELEARN = 128  # ticks between two looks at what was learned
 _LOOKS = 16  # checkpoints that are judged again each tick, told or not,
-_LOOKED_AT = 256  # and one in so many beyond
+_LOOKED_AT = 2048  # and one in so many beyond
 _OCTAVES = 1.5  # width of a class of gaps, and of lengths
 _CLASSES = 7  # of either
 _SHORT_LEN = 512  # tokens; shorter paths are of one class

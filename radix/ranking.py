@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 NOTHING = 0  # the place of no checkpoint: promises nothing, is never a victim
 _NOBODY = -1  # the row there, and at unused places
 _NEVER = np.iinfo(np.int64).max
+_FEW = 64  # places up to which they are scored one by one
 _MORE = 8  # times as many victims as before are selected when those in front are used up
 _ENDS = np.array(BOUNDS[1:])
+
+_Judgement = tuple[float, int, float, bool]  # worth, ward, least, early
+_UNJUDGED: _Judgement = (0.0, NOTHING, 0.0, False)
 
 
 class Ranking:
@@ -40,6 +44,7 @@ class Ranking:
         self._checkpoints: list[Checkpoint | None] = []  # by place
         self._entries: list[int] = []  # by place: the serial of its valid entry in front, 0: none
         self._adopted: list[int] = []  # by place: whose ward it is, how many
+        self._judged: list[_Judgement] = []  # by place
         self._unused: list[int] = []  # places
         self._numbers: Numbers
         self._values: Table
@@ -76,6 +81,7 @@ class Ranking:
         self._checkpoints.append(None)
         self._entries.append(0)
         self._adopted.append(0)
+        self._judged.append(_UNJUDGED)
         self._row[place], self._due[place], self._score[place] = _NOBODY, _NEVER, np.inf
         return place
 
@@ -91,6 +97,7 @@ class Ranking:
 
     def withdraw(self, place: int) -> None:
         """It was evicted: no victim any more, but it goes on being observed and promising."""
+        self._judged[place] = _UNJUDGED
         self._least[place] = self._worth[place] = 0.0
         self._score[place] = np.inf
         self._early[place] = self._entries[place] = 0
@@ -140,9 +147,10 @@ class Ranking:
 
     def judge(self, place: int, worth: float, ward: int, *, least: float, early: bool) -> bool:
         """What it is worth, its ward, the least it promises; whether that is news."""
-        known = self._worth[place], self._ward[place], self._least[place], self._early[place]
-        if known == (worth, ward, least, early):
+        judgement = worth, ward, least, early
+        if self._judged[place] == judgement:
             return False
+        self._judged[place] = judgement
         self._worth[place], self._least[place], self._early[place] = worth, least, early
         self._adopt(place, ward)
         self._tell(place)
@@ -173,17 +181,13 @@ class Ranking:
         """The least score at that tick. O(places) once a tick, vectorised, then O(log n)."""
         if self._survival.outdated:
             self.learn(now)
-        if now != self._scored_at:
+        if now != self._scored_at or len(self._news) > _FEW:
             self._scored_at = now
-            self._age(np.flatnonzero(self._due[: len(self._checkpoints)] <= now), now)
-            self._rescore(slice(len(self._checkpoints)))
+            self._rescore_all(now)
             self._front, self._selected, self._bound = [], 0, (-np.inf, 0)
-        elif self._news:
-            places = np.array([*self._news])
-            self._age(places[self._due[places] <= now], now)
-            self._rescore(places)
+        else:
             for place in self._news:
-                if (self._score[place], self._order[place]) <= self._bound:
+                if self._rescore(place, now) <= self._bound:
                     self._push(place)
         self._news.clear()
         while True:
@@ -202,19 +206,31 @@ class Ranking:
             self._promise[places] = self._survival.promises(self._row[places], buckets)
             self._due[places] = self._used[places] + _ENDS[buckets]
 
-    def _rescore(self, places: Numbers | slice) -> None:
-        worth, early = self._worth[places], self._early[places]
-        scores = self._promise[places] + self._promise[self._ward[places]]
-        np.maximum(scores, self._least[places], out=scores)
+    def _rescore_all(self, now: int) -> None:
+        count = len(self._checkpoints)
+        self._age(np.flatnonzero(self._due[:count] <= now), now)
+        worth, early = self._worth[:count], self._early[:count]
+        scores = self._promise[:count] + self._promise[self._ward[:count]]
+        np.maximum(scores, self._least[:count], out=scores)
         scores *= worth
         np.divide(-1.0, scores, out=scores, where=early > 0)
         scores[worth == 0] = np.inf
-        self._score[places] = scores
+        self._score[:count] = scores
+
+    def _rescore(self, place: int, now: int) -> tuple[float, int]:
+        """The same for one; its score and order."""
+        if self._due[place] <= now:
+            self._age(np.array([place]), now)
+        worth, ward, least, early = self._judged[place]
+        score = worth * max(self._promise.item(place) + self._promise.item(ward), least)
+        score = np.inf if not worth else -1.0 / score if early else score
+        self._score[place] = score
+        return score, self._order.item(place)
 
     def _push(self, place: int) -> None:
         self._serial += 1
         self._entries[place] = self._serial
-        score, order = float(self._score[place]), int(self._order[place])
+        score, order = self._score.item(place), self._order.item(place)
         heapq.heappush(self._front, (score, order, self._serial, place))
 
     def _select(self) -> bool:
