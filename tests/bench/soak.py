@@ -1,10 +1,11 @@
 """Random load with aborts against a running server: `python -m tests.bench.soak --url URL`.
 
 Clients hold conversations that share prefixes, branch, repeat and are dropped in the middle of an
-answer; in an arena small enough, running requests are retracted (they may end early, so SGLang admits
-them on an estimate; `--schedule-conservativeness 0.1` on the server makes it a bad one).  Afterwards,
-idle, a sample of prompts is sent alone, once as cached and once under a key of its own: the greedy
-tokens must agree.  Whether SGLang's idle checks stayed silent is in the server's log (`--log`).
+answer; in an arena small enough, running requests are retracted (they may end early, so SGLang
+admits them on an estimate; `--schedule-conservativeness 0.1` on the server makes it a bad one).
+Afterwards, idle, a sample of prompts is sent alone, once as cached and once under a key of its own:
+the greedy tokens must agree.  Whether SGLang's idle checks stayed silent is in the server's log
+(`--log`).
 """
 
 from __future__ import annotations
