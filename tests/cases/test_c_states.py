@@ -106,9 +106,13 @@ def test_c11_no_decode_step_publishes() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_c12_chunks_smaller_than_the_grid(overlap: bool) -> None:
-    """Chunk 16, interval 64, prompt 100: the state at 64 and the end are exact."""
-    world = World(chunk=16, interval=64, grid=64, states=20, overlap=overlap)
+@pytest.mark.parametrize("chunk", [16, 24])
+def test_c12_chunks_smaller_than_the_grid(chunk: int, overlap: bool) -> None:
+    """Chunk 16, interval 64, prompt 100: the state at 64 and the end are exact.
+
+    So they are with 24, no multiple of which is 64.
+    """
+    world = World(chunk=chunk, interval=64, grid=64, states=20, overlap=overlap)
     world.serve(prompt(1, 100), new=1)
     world.drain()
     assert published(world) == [64, 100] + [101] * overlap, "under overlap one token more was fed"
