@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sgl_kimi_k3 import state_pass
 from sgl_kimi_k3.state_pass import Plan
 from tests.kernels.state_pass_inputs import Inputs
 
@@ -24,6 +26,47 @@ def test_a_plan_names_chunks_slots_and_ends() -> None:
 def test_a_place_the_kernel_does_not_pass_is_refused(tokens: int) -> None:
     with pytest.raises(AssertionError):
         Plan.of([128], [(0, tokens, 1)], torch.device("cpu"))
+
+
+@pytest.fixture
+def layers(monkeypatch):
+    """One forward as a server's KDA layers make it, up to the kernel: metadata, then the walk."""
+    walks = []
+    monkeypatch.setattr(state_pass, "pass_states", lambda *_, **kwargs: walks.append(kwargs))
+    mode = SimpleNamespace(is_extend_without_speculative=lambda: True)
+    found = SimpleNamespace(has_mamba_track_mask=False)
+    backend = SimpleNamespace(forward_metadata=found, conv_states_shape=(8, 3))
+    names = ("k", "w", "u", "gk", "initial_state", "initial_state_indices", "cu_seqlens")
+
+    def run(*, convolve: bool = True, walk: bool = True) -> str:
+        if convolve:
+            state_pass.metadata(lambda *_: None, backend, SimpleNamespace(forward_mode=mode))
+        if walk:
+            operands = dict.fromkeys(names, 0)
+            return state_pass.chunk_states(lambda **_: "stock's", use_exp2=True, **operands)
+        return ""
+
+    return SimpleNamespace(run=run, found=found, walks=walks)
+
+
+def test_layers_that_read_the_plan_say_so(layers) -> None:
+    """States at 64 of a sequence from token 0: the convolution's rows are tokens 61 to 63."""
+    plan = Plan.of([130], [(0, 64, 6)], torch.device("cpu"))
+    with state_pass.writing(plan) as writing:
+        assert not writing.done
+        layers.run()
+        assert writing.done
+    assert layers.found.track_conv_indices.tolist() == [[61, 62, 63]]
+    assert layers.found.conv_states_mask_indices.tolist() == [6]
+    assert [walk["targets"].tolist() for walk in layers.walks] == [[-1, 6, -1]]
+    assert layers.run() == "stock's", "a forward that writes no states is stock's own"
+
+
+@pytest.mark.parametrize("missing", ["convolve", "walk"])
+def test_half_a_state_is_none(layers, missing: str) -> None:
+    with state_pass.writing(Plan.of([130], [(0, 64, 6)], torch.device("cpu"))) as writing:
+        layers.run(**{missing: False})
+    assert not writing.done
 
 
 def test_the_kernel_in_the_interpreter() -> None:
