@@ -21,7 +21,7 @@ class Loss(Enum):
 
     NO_CHECKPOINT = "no_checkpoint"  # known, but no state was ever kept there
     EVICTED = "evicted"  # a state there was evicted
-    REFUSED = "refused"  # a state was wanted there, but no memory could be had for it
+    REFUSED = "refused"  # no memory for a state that was wanted there, or to resume from it
     DIVERGED = "diverged"  # what is known of it went on differently from here
     TOO_SHORT = "too_short"  # what must be computed though known, and a partial last block
     NEW = "new"  # nothing known went on from here, or no prompt began like this one

@@ -16,7 +16,7 @@ PARTS = {
     ),
     "too_short": (
         "Always computed",
-        "The last token of a prompt, and what is left of its last block.",
+        "The last token of a prompt, a last block begun, and tokens whose logprobs were asked for.",
     ),
     "no_checkpoint": (
         "No state",
@@ -25,7 +25,7 @@ PARTS = {
     "evicted": ("Evicted", "A state was here, but had to make room. More memory helps."),
     "refused": (
         "No room",
-        "A state was wanted here, but found no memory. More memory, or fewer requests, helps.",
+        "No memory to keep a state here, or to go on from it. More memory or fewer requests help.",
     ),
 }
 # Where a checkpoint sits.
