@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from radix.checkpoint import Checkpoint
 
 _RELEARN = 128  # ticks between two looks at what was learned
-_LOOKS = 16  # checkpoints that are judged again each tick, told or not,
-_LOOKED_AT = 2048  # and one in so many beyond
+_LOOKS = 1024  # shared by all: where few are held, more of them are judged again each tick
 _OCTAVES = 1.5  # width of a class of gaps, and of lengths
 _CLASSES = 7  # of either
 _SHORT_LEN = 512  # tokens; shorter paths are of one class
@@ -44,8 +43,8 @@ class ExpectedLoss:
 
     Facts are noted as they change, scores made when a victim is asked for (`Ranking`): a tick on
     which nothing is evicted costs nothing. What a checkpoint is worth by its neighbours is looked
-    at again when the tree tells of a change, when it comes up as victim, and in turn, some on each
-    tick. Every 128 ticks the promises are learned anew.
+    at again when the tree tells of a change, when it comes up as victim, and in turn, at least one
+    each tick. Every 128 ticks the promises are learned anew.
     """
 
     def __init__(self, costs: Costs | None = None) -> None:
@@ -127,7 +126,7 @@ class ExpectedLoss:
             self._ranking.learn(now)
         if now != self._looked_at:
             self._looked_at = now
-            looks = _LOOKS + len(self._ranking) // _LOOKED_AT
+            looks = 1 + _LOOKS // (1 + len(self._ranking))
             self._stale.update(dict.fromkeys(self._ranking.some(looks)))
         while True:
             for checkpoint in self._stale:

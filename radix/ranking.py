@@ -213,7 +213,8 @@ class Ranking:
         scores = self._promise[:count] + self._promise[self._ward[:count]]
         np.maximum(scores, self._least[:count], out=scores)
         scores *= worth
-        np.divide(-1.0, scores, out=scores, where=early > 0)
+        if early.any():
+            np.divide(-1.0, scores, out=scores, where=early > 0)
         scores[worth == 0] = np.inf
         self._score[:count] = scores
 
