@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from mempool.ids import EMPTY, FEW, SOME, IdArray
 
-_SCAN: Final = 4096  # positions looked at in the first step when many holes are collected
+_SCAN: Final = 4096  # positions looked at in the first step when many holes are collected,
+_SCAN_MOST: Final = 1 << 17  # and, where few are found, at most: it stays in the L2 cache
 
 
 class End:
@@ -155,7 +156,7 @@ class End:
             part = np.flatnonzero(self._live[low:high] == 0)[:count] + low
             found.append(part)
             count -= len(part)
-            low, step = high, 2 * step  # few holes among many that are live: look further
+            low, step = high, max(step, min(2 * step, _SCAN_MOST))
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def live_from(self, position: int) -> IdArray:
