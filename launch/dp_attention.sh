@@ -8,8 +8,8 @@
 # requests fit: `sgl-kimi-k3 plan $MODEL --gpu-memory ... --tp GPUS --dp-attention REPLICAS` says how many.
 # K3 weighs 199 GiB a GPU at 8 GPUs and 2 replicas, which B300 hold, and 62 GiB at 32 GPUs and 4.
 #
-# A conversation must stay on its replica, where its prefix is: SGLang deals requests out in turn, so
-# send `"routed_dp_rank": N` (0 to REPLICAS - 1) with every request of it.
+# A conversation stays on its replica, where its prefix is, unless that one is crowded;
+# `"routed_dp_rank": N` (0 to REPLICAS - 1) in a request decides otherwise.
 # Kimi Linear is refused: SGLang's class splits its states over all GPUs.  [--dry-run] [any sglang flag]
 #
 # --dry-run  print the command, do not run it

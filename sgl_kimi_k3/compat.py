@@ -72,6 +72,12 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
     ),
     "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class": ("self",),
     "sglang.srt.managers.scheduler.Scheduler.get_internal_state": ("self", "recv_req"),
+    "sglang.srt.managers.data_parallel_controller.DataParallelController"
+    ".maybe_external_dp_rank_routing": ("self", "req"),
+    "sglang.srt.managers.data_parallel_controller.DPBudget.update_budget": ("self", "loads"),
+    "sglang.srt.managers.data_parallel_controller.DataParallelController.refresh_load_budget": (
+        "self",
+    ),
     "sglang.srt.managers.scheduler.Scheduler.process_pending_chunked_abort": ("self",),
     "sglang.srt.managers.scheduler.Scheduler.update_running_batch": ("self", "batch"),
     "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue": (

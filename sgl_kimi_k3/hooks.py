@@ -88,6 +88,12 @@ HOOKS = (
         "retraction waits for the step in flight; an unfinished prefill gives way first",
     ),
     Hook(
+        "sglang.srt.managers.data_parallel_controller.DataParallelController"
+        ".maybe_external_dp_rank_routing",
+        "sgl_kimi_k3.replicas:route",
+        "each replica has its own cache, and stock deals conversations out in turn",
+    ),
+    Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
         "sgl_kimi_k3.live:internal_state",
         "`/server_info` shows what the cache counted and what the arena holds",

@@ -52,6 +52,21 @@ def test_busy_and_idle_replicas_answer_as_one_alone(apart):
     assert sum(answer["meta_info"]["finish_reason"]["type"] == "length" for answer in told) >= 5
 
 
+def test_conversations_stay_on_their_replica_unasked(apart):
+    """SGLang deals out in turn: four conversations in turn would meet another's cache."""
+    apart.flush()
+    history = [words(f"user {user}", 260) for user in range(3)]
+    cached = []
+    for turn in range(3):
+        for user, prompt in enumerate(history):
+            answer = apart.generate(prompt, 2)
+            cached.append(answer.cached_tokens)
+            history[user] = [*prompt, *answer.ids, *words(f"user {user} again {turn}", 10)]
+    assert cached[:3] == [0, 0, 0]
+    assert cached[3:] == [261] * 3 + [273] * 3, "each turn resumes at the end of the one before"
+    assert all(replica(apart, rank)["tokens"]["resumed"] > 0 for rank in (0, 1))
+
+
 def test_metrics_tell_replicas_apart_and_add_up(apart):
     apart.assert_idle_books()  # gauges and arenas of both, summed
     text = apart.get("/metrics").text
