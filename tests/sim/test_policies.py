@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from radix import Costs, Kind
 from radix.sim import policies
 from radix.sim.engine import Engine
 from radix.sim.model import Model
+from radix.sim.policies.orders import _KINDS, Lhd
 from radix.sim.server import Setup
 from radix.sim.trace import Request, Trace
 
@@ -49,3 +51,21 @@ def test_clairvoyant_leaves_a_state_before_anyone_asks():
 def test_clairvoyant_keeps_what_comes_back(name, hits):
     """Room for two prompts with their states; A comes back, and was used longest ago."""
     assert resumed(name, trace_of(A, B, C, [*A, 1]), 115) == hits
+
+
+@pytest.mark.parametrize(("name", "last"), [("consumed-lru", 0), ("gdsf", 30)])
+def test_a_use_outweighs_youth_where_uses_count(name, last):
+    """A was used once, B is younger, C needs the room of one."""
+    order = [A, [*A, 1], B, C, [*A, 1, 2]]
+    assert resumed(name, trace_of(*order), 115) == [0, 30, 0, 0, last]
+
+
+def test_hit_density_is_uses_by_ticks_of_those_that_get_there():
+    order = Lhd(Costs())
+    used, idle = order._uses, order._ends
+    used[_KINDS[Kind.TURN_END], 3] = 50
+    idle[_KINDS[Kind.PROMPT_END], 5] = 50
+    order._learn()
+    assert order._rate[_KINDS[Kind.TURN_END], :4].tolist() == [1 / 4, 1 / 3, 1 / 2, 1]
+    assert order._rate[_KINDS[Kind.PROMPT_END], :6].tolist() == [0] * 6
+    assert used.max() == pytest.approx(45), "what was long ago counts less"

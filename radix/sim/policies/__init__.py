@@ -22,13 +22,20 @@ TABLE: dict[str, str] = {
     "unbounded": "radix.sim.policies.bounds:Unbounded",
     "null": "radix.sim.policies.bounds:Null",
 }
+# Not among "all": other orders of victims over what `ours` keeps.
+ORDERS: dict[str, str] = {
+    "gdsf": "radix.sim.policies.orders:make_gdsf",
+    "lhd": "radix.sim.policies.orders:make_lhd",
+    "consumed-lru": "radix.sim.policies.orders:make_consumed_lru",
+}
 
 
 def check(names: Iterable[str]) -> None:
     """Raise ValueError if no policy has one of the names."""
     for name in names:
-        if name not in TABLE:
-            raise ValueError(f"--policy {name} is unknown; policies: {', '.join(TABLE)} (or all)")
+        if name not in TABLE | ORDERS:
+            known = ", ".join(TABLE | ORDERS)
+            raise ValueError(f"--policy {name} is unknown; policies: {known} (or all)")
 
 
 def make(name: str, setup: Setup) -> Server:
@@ -38,7 +45,7 @@ def make(name: str, setup: Setup) -> Server:
         ValueError: no policy has that name, its imports are missing, or the memory is too small.
     """
     check((name,))
-    module, factory = TABLE[name].split(":")
+    module, factory = (TABLE | ORDERS)[name].split(":")
     try:
         build = getattr(importlib.import_module(module), factory)
     except ModuleNotFoundError as error:
