@@ -173,11 +173,6 @@ class KimiK3Cache(BasePrefixCache):
         req.kimi_k3_prefix = blocks
         return self.handover.token_ids(blocks)[: req.prefix_len]
 
-    def expect(self, waiting: list[Req]) -> None:
-        """Have the states that waiting requests will resume from evicted last."""
-        if not self.disable:
-            self.resumes.expect(waiting)
-
     # -- locks --
 
     def lock(self, node: Match | None) -> Lock | None:

@@ -72,14 +72,14 @@ class Replicas:
         count = len(free)
         turns = {rank: (at - self._turn) % count for at, rank in enumerate(free)}
         chosen = min(free, key=lambda rank: (-known[rank], requests[rank], turns[rank]))
-        self.note(prefixes, chosen)
+        self._note(prefixes, chosen)
         return chosen
 
     def send(self, tokens: TokenArray, namespace: Hashable, rank: int) -> None:
         """Somebody else chose."""
-        self.note(self._prefixes(tokens, namespace), rank)
+        self._note(self._prefixes(tokens, namespace), rank)
 
-    def note(self, prefixes: Sequence[bytes], rank: int) -> None:
+    def _note(self, prefixes: Sequence[bytes], rank: int) -> None:
         """Remember that these were sent there, and forget what was not sent for longest."""
         for prefix in prefixes:
             self._sent.setdefault(prefix, set()).add(rank)

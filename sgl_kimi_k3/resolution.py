@@ -77,9 +77,8 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
             decided["disable_overlap_schedule"] = True
             decided["attention_backend"] = "torch_native"
             if view.attn_dp_size > 1:
-                decided["enable_dp_lm_head"] = (
-                    True  # the portable model gathers no other rank's rows
-                )
+                # The portable model gathers no other rank's rows.
+                decided["enable_dp_lm_head"] = True
             # Ranks on a CPU talk over gloo, but SGLang would ask the wheel's NCCL for a GPU first.
             os.environ.setdefault("SGLANG_NCCL_SO_PATH", "none")
         declare_resolution(server_args, SOURCE, **decided)

@@ -114,7 +114,7 @@ def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:
     stock = original(scheduler)
     if not keeps_states(scheduler.tree_cache):
         return stock
-    scheduler.tree_cache.expect(scheduler.waiting_queue)
+    scheduler.tree_cache.resumes.expect(scheduler.waiting_queue)
     return StopAwareAdder
 
 

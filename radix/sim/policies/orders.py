@@ -13,6 +13,7 @@ Cost is the recompute from the next shallower checkpoint, size the bytes that wo
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +34,7 @@ _KINDS = {kind: number for number, kind in enumerate(Kind)}
 _WIDTHS: Table = np.diff(np.array(BOUNDS, dtype=np.float64))
 
 
-class _Order:
+class _Order(ABC):
     """A heap of values, corrected when an entry comes up; unproven opportunistic ones first."""
 
     def __init__(self, costs: Costs) -> None:
@@ -42,8 +43,9 @@ class _Order:
         self._heap: list[tuple[bool, float, int, Checkpoint]] = []
         self._serial = 0
 
+    @abstractmethod
     def _value(self, checkpoint: Checkpoint) -> float:
-        raise NotImplementedError
+        """What keeping it is worth now."""
 
     def _density(self, checkpoint: Checkpoint) -> float:
         """Cost per byte."""
