@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_batch import retract_all
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.runtime_context import get_memory, get_schedule
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from sgl_kimi_k3.state_pass import Writing
 
 logger = logging.getLogger(__name__)
+
+TEST_RETRACT: bool = envs.SGLANG_TEST_RETRACT.get()
+TEST_RETRACT_INTERVAL: int = envs.SGLANG_TEST_RETRACT_INTERVAL.get()
 
 
 class StopAwareAdder(PrefillAdder):
@@ -202,13 +206,16 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
     last one, although the prefill may hold the rest of the memory.  It leaves its state and KV in
     the tree and goes on from there, unless they are needed.
     """
-    if not keeps_states(scheduler.tree_cache) or batch.is_empty() or batch.check_decode_mem():
+    if not keeps_states(scheduler.tree_cache) or batch.is_empty():
+        return original(scheduler, batch)
+    full = not batch.check_decode_mem()
+    if not full and not retraction_is_tested(scheduler):
         return original(scheduler, batch)
     if any(step.reqs for step, _ in getattr(scheduler, "result_queue", ())):
         batch.batch_is_full = False
         return None
     req: Req | None = scheduler.chunked_req
-    if req is not None:
+    if full and req is not None:
         scheduler.chunked_req = None
         retract_all(
             reqs=[req],
@@ -220,6 +227,11 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
         logger.warning("KV cache pool is full: the unfinished prefill of %s gives way", req.rid)
         scheduler._add_request_to_queue(req, is_retracted=True)  # noqa: SLF001  # as stock does
     return original(scheduler, batch)
+
+
+def retraction_is_tested(scheduler: Any) -> bool:
+    """Whether SGLang retracts in this step without need (`SGLANG_TEST_RETRACT`)."""
+    return TEST_RETRACT and scheduler.forward_ct % TEST_RETRACT_INTERVAL == 0
 
 
 def keeps_states(tree_cache: Any) -> bool:

@@ -2,7 +2,8 @@
 
 Clients hold conversations that share prefixes, branch, repeat and are dropped in the middle of an
 answer; in an arena small enough, running requests are retracted (they may end early, so SGLang
-admits them on an estimate; `--schedule-conservativeness 0.1` on the server makes it a bad one).
+admits them on an estimate; `--schedule-conservativeness 0.1` on the server makes it a bad one, and
+`SGLANG_TEST_RETRACT=1 SGLANG_TEST_RETRACT_INTERVAL=97` retracts at every 97th step regardless).
 Afterwards, idle, a sample of prompts is sent alone, once as cached and once under a key of its own:
 the greedy tokens must agree.  Whether SGLang's idle checks stayed silent is in the server's log
 (`--log`).
@@ -70,8 +71,8 @@ class Soak:
                     self._abandon(prompt, source.random() * 0.6, rank)
                     self.aborted += 1
                     continue
-                new, may_end = source.randrange(1, self.new), source.random() < 0.5
-                output, _ = generate(self.url, prompt, new, may_end=may_end, dp_rank=rank)
+                new = source.randrange(1, self.new)
+                output, _ = generate(self.url, prompt, new, may_end=True, dp_rank=rank)
             except (OSError, http.client.HTTPException, AssertionError) as error:
                 with self.guard:
                     self.errors.append(repr(error)[:200])
@@ -93,7 +94,7 @@ class Soak:
             "input_ids": prompt,
             "stream": True,
             "routed_dp_rank": rank,
-            "sampling_params": {"max_new_tokens": 500, "temperature": 0, "ignore_eos": True},
+            "sampling_params": {"max_new_tokens": 500, "temperature": 0},
         }
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/generate", json.dumps(body), headers)
@@ -156,6 +157,8 @@ def main() -> None:
     if parsed.log:
         text = parsed.log.read_text(errors="replace")
         figures["retractions"] = len(re.findall(r"KV cache pool is full. Retract", text))
+        figures["retractions_tested"] = len(re.findall("Testing retraction", text))
+        figures["prefills_gave_way"] = len(re.findall("gives way", text))
         figures["trouble"] = [row[:300] for row in text.splitlines() if TROUBLE.search(row)][:10]
         # Ranks of one attention group must tell the same, each replica something else.
         figures["last_idle"] = dict(

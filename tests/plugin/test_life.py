@@ -168,6 +168,19 @@ def test_a_retracted_request_computes_nothing_again(overlap: bool, page_size: in
     assert req.num_matched_prefix_tokens == computed
 
 
+def test_a_tested_retraction_waits_for_the_step_in_flight(monkeypatch) -> None:
+    """`SGLANG_TEST_RETRACT` retracts with memory to spare; no token is lost to it either."""
+    world = World(tokens=640, overlap=True)
+    world.request(prompt(1, 20), new=12)
+    for _ in range(4):
+        world.step()
+    assert world.before_decode()
+    monkeypatch.setattr(scheduler, "TEST_RETRACT", True)
+    assert not world.before_decode()
+    world.drain()
+    assert world.before_decode()
+
+
 def test_an_idle_step_beside_busy_ranks_is_not_waited_for() -> None:
     """Else a rank short of memory would join the others idle for as long as they have work."""
     world = World(tokens=640, overlap=True, beside=True)

@@ -255,6 +255,7 @@ class World(Memory):
         )
         state = SimpleNamespace(
             chunked_req=self.chunked,
+            forward_ct=0,
             tree_cache=self.tree,
             result_queue=self.result_queue(),
             _add_request_to_queue=lambda req, **_: self.waiting.append(req),
