@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.models.registry import ModelRegistry
@@ -19,6 +19,11 @@ from sgl_kimi_k3.models import is_portable
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
 from sgl_kimi_k3.resolution import check_page_size
 from sgl_kimi_k3.trace import TraceWriter
+
+if TYPE_CHECKING:
+    import torch
+
+    from sgl_kimi_k3.rows import RequestRows
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
     kernel_chunk = _kernel_chunk(allocator, context.server_args)
     if kernel_chunk:
         hooks.apply(hooks.PASS_HOOKS)
+        _warm_up_pass(params.req_to_token_pool, context.model_config.dtype)
     return KimiK3Cache(params, options, rule=rule, kernel_chunk=kernel_chunk, trace=trace)
 
 
@@ -79,6 +85,14 @@ def _kernel_chunk(allocator: ArenaAllocator, server_args: Any) -> int:
     kernel = view.linear_attn_prefill_backend or view.linear_attn_backend
     on_gpu = allocator.device.type == "cuda"
     return mamba_cache_chunk_size() if on_gpu and kernel == "triton" else 0
+
+
+def _warm_up_pass(rows: RequestRows, dtype: torch.dtype) -> None:
+    """Compile the kernel that writes states inside a pass, for any layer of this model."""
+    from sgl_kimi_k3 import state_pass  # noqa: PLC0415  # Triton: where a GPU is
+
+    states = rows.mamba_pool.mamba_cache.temporal[0]
+    state_pass.warm_up(states, dtype, rows.mamba_allocator.virtual_to_physical.dtype)
 
 
 def _trace(options: Options) -> TraceWriter | None:

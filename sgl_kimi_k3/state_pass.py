@@ -188,7 +188,8 @@ def pass_states(  # the operands of one pass
     entries = k.new_empty(1, len(targets), heads, value_size, key_size)
     v_new = torch.empty_like(u)
     sequences = len(starts) - 1
-    _pass[(triton.cdiv(value_size, VALUE_TILE), sequences * heads)](
+    # One axis: the others end at 65,535, about 680 sequences of 96 heads.
+    _pass[(triton.cdiv(value_size, VALUE_TILE) * sequences * heads,)](
         k,
         w,
         u,
@@ -211,6 +212,30 @@ def pass_states(  # the operands of one pass
     return entries, v_new
 
 
+def warm_up(states: torch.Tensor, dtype: torch.dtype, rows_dtype: torch.dtype) -> None:
+    """Compile and load the kernel for one layer's `states` [slots, H, V, K]; no state changes.
+
+    One sequence of one token whose state is nobody's (row -1).
+
+    Args:
+        states: any layer's; all have these sizes and strides.
+        dtype: of the layers' activations.
+        rows_dtype: of the state indices that a forward passes.
+    """
+    _, heads, value_size, key_size = states.shape
+    keys = states.new_zeros(1, 1, heads, key_size, dtype=dtype)
+    pass_states(
+        keys,
+        keys,
+        states.new_zeros(1, 1, heads, value_size, dtype=dtype),
+        keys.float(),
+        states=states,
+        rows=torch.full((1,), -1, dtype=rows_dtype, device=states.device),
+        starts=torch.tensor([0, 1], dtype=torch.int32, device=states.device),
+        targets=torch.full((1,), -1, dtype=torch.int64, device=states.device),
+    )
+
+
 # No annotations but Triton's own: its compiler resolves them as globals.
 @triton.jit
 def _pass(  # noqa: ANN202
@@ -231,8 +256,10 @@ def _pass(  # noqa: ANN202
     TILE: tl.constexpr,  # noqa: N803
     TOKENS: tl.constexpr,  # noqa: N803
 ):
-    sequence = tl.program_id(1) // HEADS
-    head = tl.program_id(1) % HEADS
+    tile = tl.program_id(0) % tl.cdiv(VALUES, TILE)
+    walk = tl.program_id(0) // tl.cdiv(VALUES, TILE)
+    sequence = walk // HEADS
+    head = walk % HEADS
     begin = tl.load(starts + sequence).to(tl.int64)
     end = tl.load(starts + sequence + 1).to(tl.int64)
     chunk = tl.cast(0, tl.int64)  # the sequence's first one
@@ -240,7 +267,7 @@ def _pass(  # noqa: ANN202
         chunk += tl.cdiv(tl.load(starts + before + 1) - tl.load(starts + before), TOKENS)
 
     key = tl.arange(0, KEYS)
-    value = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    value = tile * TILE + tl.arange(0, TILE)
     token = tl.arange(0, TOKENS)
     cell = (head * VALUES + value[:, None]) * KEYS + key[None, :]
     held = (value < VALUES)[:, None] & (key < KEYS)[None, :]

@@ -30,6 +30,11 @@ def main() -> None:
     print("as stock's")
     inputs.compare_with_truth(tolerance=1e-5)
     print("as the definition")
+    states = torch.randn(3, 2, 64, 128)
+    before = states.clone()
+    state_pass.warm_up(states, torch.float32, torch.int64)
+    assert states.equal(before)
+    print("the warm-up leaves every state as it is")
 
 
 if __name__ == "__main__":
