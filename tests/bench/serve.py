@@ -1,7 +1,10 @@
 """Stock SGLang and this backend, served, on one GPU: `python -m tests.bench.serve --json F`.
 
 For each model (a config of random weights) stock in its strongest configurations and ours are
-started with the same memory and measured one after the other, with the same requests:
+started with the same memory and measured one after the other, with the same requests, `--rounds`
+times and every other time in the opposite order.  These models are small and their steps are bound
+by the host: with `--cores N` each server has N cores of its own, without which two starts of one
+server differ by more than the two servers do.
 
 - `shared_prefix` with room for everything;
 - chat loads made from traces, closed loop, at several numbers of clients, in an arena small enough
@@ -17,7 +20,9 @@ from the repository's root with SGLang importable:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -25,7 +30,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from tests.bench import load, shared_prefix
 from tests.bench.servers import OURS, STOCK, STOCK_SPLIT, Server, start_all
@@ -37,7 +43,6 @@ if TYPE_CHECKING:
 PRESSED = "--max-total-tokens 200000 --max-mamba-cache-size 100 --max-running-requests 256"
 ROOMY = "--max-total-tokens 1500000 --max-mamba-cache-size 3000 --max-running-requests 256"
 FRACTION = "--mem-fraction-static 0.9"
-CELL_S = 75.0  # no cell plays longer; sessions are counted so that few get there
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,9 @@ LOADS = (
     Load("airline", "airline-chat", 8, 24),
     Load("airline", "airline-chat", 32, 96),
     Load("airline", "airline-chat", 64, 160),
-    Load("agentic", "agentic-coding", 8, 12, 65_536),
-    Load("agentic", "agentic-coding", 32, 24, 65_536),
+    Load("agentic", "agentic-coding", 8, 24, 65_536),
+    Load("agentic", "agentic-coding", 32, 78, 65_536),
+    Load("agentic", "agentic-coding", 64, 78, 65_536),
 )
 ROOMY_LOADS = (Load("roomy", "airline-chat", 8, 24), Load("roomy", "airline-chat", 32, 64))
 SHORT = Load("short", "airline-chat", 192, 192, 2_200)
@@ -97,44 +103,89 @@ def variants(config: Path) -> dict[str, str]:
     return {"stock": STOCK, "stock split": STOCK_SPLIT, "ours": OURS}
 
 
-def servers(config: Path, port: int, gpu: str, parts: list[str]) -> list[Server]:
-    """All servers of one model."""
+@dataclass(frozen=True)
+class Group:
+    """Servers of one model with the same memory."""
+
+    roomy: bool
+    servers: list[Server]
+
+
+def groups(parsed: argparse.Namespace) -> list[Group]:
+    """All servers, not started."""
     made = []
-    for name, flags in variants(config).items():
-        for memory, sizes in (("pressed", PRESSED), ("roomy", ROOMY)):
-            needed = memory in parts and not (memory == "roomy" and name == "stock split")
-            if needed:
+    wanted = parsed.variants and parsed.variants.split(",")
+    numbers = itertools.count()
+    for config in parsed.config:
+        for memory, sizes in (("roomy", ROOMY), ("pressed", PRESSED)):
+            if memory not in parsed.parts.split(","):
+                continue
+            servers = []
+            for name, flags in variants(config).items():
+                if wanted and name not in wanted:
+                    continue
+                at = next(numbers)
                 label = f"{config.stem} {memory} {name}".replace(" ", "-")
-                port += 1
-                made.append(Server(label, config, f"{FRACTION} {sizes} {flags}", port, gpu))
+                line = f"{FRACTION} {sizes} {flags} {parsed.flags}"
+                cores = tuple(range(at * parsed.cores, (at + 1) * parsed.cores))
+                port = parsed.port + at
+                servers.append(Server(label, config, line, port, parsed.gpu, cores=cores))
+            made.append(Group(memory == "roomy", servers))
     return made
 
 
-def cells(server: Server, traces: Path, loads: tuple[Load, ...]) -> Iterator[dict]:
-    """Measure one server."""
-    for one in loads:
-        if not server.flush():
-            yield {"server": server.name, "load": one.name, "clients": one.clients, "dead": True}
-            return
-        since = len(server.text())
-        figures = load.run(
-            server.url,
-            traces / f"{one.trace}.jsonl.gz",
-            clients=one.clients,
-            count=one.sessions,
-            longest=one.longest,
-            seconds=CELL_S,
+def keep_clients_off(servers: list[Server]) -> None:
+    """Run this process on the cores that no server has."""
+    taken = {core for server in servers for core in server.cores}
+    left = os.sched_getaffinity(0) - taken
+    if not left or not taken <= os.sched_getaffinity(0):
+        raise SystemExit(
+            f"--cores {len(servers[0].cores)} for each of {len(servers)} servers leaves none of "
+            f"{os.cpu_count()} to the clients: lower it or choose --variants"
         )
-        alive = server.alive()
-        yield {
-            "server": server.name,
-            "load": one.name,
-            **figures,
-            **server.figures(since),
-            "dead": not alive,
-        }
-        if not alive:
-            return
+    if taken:
+        os.sched_setaffinity(0, left)
+
+
+def cell(server: Server, one: Load, traces: Path, seconds: float) -> dict:
+    """One load on one server."""
+    named = {"server": server.name, "load": one.name, "clients": one.clients}
+    if not server.flush():
+        return {**named, "dead": True}
+    since = len(server.text())
+    figures = load.run(
+        server.url,
+        traces / f"{one.trace}.jsonl.gz",
+        clients=one.clients,
+        count=one.sessions,
+        longest=one.longest,
+        seconds=seconds,
+    )
+    return {**named, **figures, **server.figures(since), "dead": not server.alive()}
+
+
+def measure(group: Group, loads: tuple[Load, ...], parsed: argparse.Namespace) -> Iterator[dict]:
+    """Every load on every server, in rounds."""
+    for one in loads:
+        for turn in range(parsed.rounds):
+            order = group.servers if turn % 2 == 0 else group.servers[::-1]
+            for server in order:
+                yield {"round": turn, **cell(server, one, parsed.traces, parsed.seconds)}
+
+
+def medians(cells: list[dict]) -> list[dict]:
+    """One row for each server and load: the median of its rounds, figure by figure."""
+    found: dict[tuple, list[dict]] = {}
+    for each in cells:
+        if "ttft_ms" in each:
+            found.setdefault((each["load"], each["clients"], each["server"]), []).append(each)
+
+    def middle(value: Any, rows: list[Any]) -> Any:
+        if isinstance(value, dict):
+            return {key: middle(value[key], [row[key] for row in rows]) for key in value}
+        return median(rows) if isinstance(value, int | float) else value
+
+    return [middle(rows[0], rows) | {"failures": []} for rows in found.values()]
 
 
 def line(cell: dict) -> str:
@@ -158,48 +209,61 @@ def main() -> None:
     parser.add_argument("--config", type=Path, action="append", required=True)
     parser.add_argument("--traces", type=Path, required=True, help="folder of *.jsonl.gz")
     parser.add_argument("--parts", default="roomy,pressed,short")
-    parser.add_argument("--loads", default="airline,agentic")
+    parser.add_argument("--loads", default="airline,agentic,roomy")
     parser.add_argument("--clients", default="1,8,32,64")
     parser.add_argument("--gpu", default="0")
     parser.add_argument("--port", type=int, default=31_000)
     parser.add_argument("--logs", type=Path, help="folder for server logs")
     parser.add_argument("--commit", default=git_commit(), help="default: this checkout's")
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--variants", help="of 'stock', 'stock split', 'ours'; default: all")
+    parser.add_argument("--flags", default="", help="for every server, as '--page-size 64'")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--cores", type=int, default=0, help="of each server's own; 0: shared")
+    parser.add_argument("--seconds", type=float, default=75.0, help="no cell plays longer")
     parsed = parser.parse_args()
-    parts = parsed.parts.split(",")
     clients = {int(n) for n in parsed.clients.split(",")}
-    pressed = tuple(
-        one for one in LOADS if one.name in parsed.loads.split(",") and one.clients in clients
-    )
+    chosen = [
+        one
+        for one in (*LOADS, *ROOMY_LOADS)
+        if one.name in parsed.loads.split(",") and one.clients in clients
+    ]
+    roomy = tuple(one for one in chosen if one in ROOMY_LOADS)
+    pressed = tuple(one for one in chosen if one in LOADS)
+    pressed += (SHORT,) if "short" in parsed.parts.split(",") else ()
     folder = parsed.logs or Path(tempfile.mkdtemp())
-    report: dict = {"machine": machine(parsed.commit), "cells": [], "shared_prefix": {}}
+    report: dict = {"machine": machine(parsed.commit), "shared_prefix": {}, "cells": []}
     print(json.dumps(report["machine"]), flush=True)
 
-    started: list[Server] = []
-    for at, config in enumerate(parsed.config):
-        started += servers(config, parsed.port + 20 * at, parsed.gpu, parts)
+    made = groups(parsed)
+    started = [server for group in made for server in group.servers]
+    keep_clients_off(started)
     begin = time.monotonic()
     up = start_all(started, folder)
     print(
         f"{len(up)} of {len(started)} servers up after {time.monotonic() - begin:.0f} s", flush=True
     )
     try:
-        for server in up:
-            roomy = "-roomy-" in server.name
-            if roomy:
+        for group in made:
+            group.servers[:] = [server for server in group.servers if server in up]
+            for server in group.servers if group.roomy else ():
                 figures = shared_prefix.run(server.url)
                 report["shared_prefix"][server.name] = figures
                 print(server.name, json.dumps(figures), flush=True)
-            short = (SHORT,) if "short" in parts else ()
-            for cell in cells(server, parsed.traces, ROOMY_LOADS if roomy else pressed + short):
-                report["cells"].append(cell)
-                print(line(cell), flush=True)
-                for failure in cell.get("failures", [])[:2]:
+            for row in measure(group, roomy if group.roomy else pressed, parsed):
+                report["cells"].append(row)
+                print(line(row), flush=True)
+                for failure in row.get("failures", [])[:2]:
                     print("   ", failure, flush=True)
+                report["medians"] = medians(report["cells"])
                 parsed.json.write_text(json.dumps(report, indent=1) + "\n")
     finally:
         for server in started:
             server.stop()
+    if parsed.rounds > 1:
+        print(f"medians of {parsed.rounds} rounds:")
+        for row in report.get("medians", []):
+            print(line(row))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class Server:
     port: int
     gpu: str = "0"
     env: dict[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] = ()  # that it runs on; none: any
     process: subprocess.Popen | None = None
     log: Path | None = None
 
@@ -60,6 +61,8 @@ class Server:
         self.log = folder / f"{self.name}.log"
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(home)]
         command += f"{BASE_FLAGS} --port {self.port} {self.flags}".split()
+        if self.cores:
+            command = ["taskset", "--cpu-list", ",".join(map(str, self.cores)), *command]
         with self.log.open("w") as log:
             log.write(" ".join(command) + "\n")
             log.flush()
