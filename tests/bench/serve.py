@@ -30,7 +30,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
 from tests.bench import load, shared_prefix
@@ -183,7 +183,9 @@ def medians(cells: list[dict]) -> list[dict]:
     def middle(value: Any, rows: list[Any]) -> Any:
         if isinstance(value, dict):
             return {key: middle(value[key], [row[key] for row in rows]) for key in value}
-        return median(rows) if isinstance(value, int | float) else value
+        if isinstance(value, int):  # counts stay whole
+            return median_low(rows)
+        return median(rows) if isinstance(value, float) else value
 
     return [middle(rows[0], rows) | {"failures": []} for rows in found.values()]
 
