@@ -14,6 +14,7 @@ set -euo pipefail
 MODEL=${MODEL:-moonshotai/Kimi-K3}
 HEAD=${HEAD:-}
 RANK=${RANK:-}
+GPUS=${GPUS:-16}             # of both machines
 HOST=${HOST:-127.0.0.1}      # 0.0.0.0 to be reached from elsewhere; then also give --api-key
 PORT=${PORT:-30000}
 MEMORY=${MEMORY:-0.85}       # of a GPU, for weights (101 GiB of K3 at TP 16) and arena
@@ -40,7 +41,7 @@ fi
 # NCCL and Gloo choose a network by themselves; name it if they choose the wrong one:
 #   export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0
 become sgl-kimi-k3 serve "$MODEL" --host "$HOST" --port "$PORT" \
-  --tp-size 16 --ep-size 16 --nnodes 2 --node-rank "$RANK" --dist-init-addr "$HEAD" \
+  --tp-size "$GPUS" --ep-size "$GPUS" --nnodes 2 --node-rank "$RANK" --dist-init-addr "$HEAD" \
   --moe-runner-backend "$MOE" --attention-backend triton --mem-fraction-static "$MEMORY" \
   --context-length "$CONTEXT" --max-running-requests "$REQUESTS" --kv-cache-dtype "$KV" \
   --kimi-k3-interval "$INTERVAL" --trust-remote-code --reasoning-parser kimi_k3 \
