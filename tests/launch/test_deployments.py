@@ -241,8 +241,9 @@ def test_shell_is_clean():
 
 
 def test_manifests_are_valid():
-    assert [path.name for path in MANIFESTS] == ["node.yaml", "router.yaml", "two_nodes.yaml"]
-    run_tool("kubernetes-validate", "--strict", *MANIFESTS)
+    ours = [path for path in MANIFESTS if path.name != "monitor.yaml"]  # the operator's own kind
+    assert [path.name for path in ours] == ["node.yaml", "router.yaml", "two_nodes.yaml"]
+    run_tool("kubernetes-validate", "--strict", *ours)
     for name, container in containers():
         assert container["image"].startswith("registry.example.com/sgl-kimi-k3:"), name
 
