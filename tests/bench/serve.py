@@ -1,10 +1,10 @@
 """Stock SGLang and this backend, served, on one GPU: `python -m tests.bench.serve --json F`.
 
 For each model (a config of random weights) stock in its strongest configurations and ours are
-started with the same memory and measured one after the other, with the same requests, `--rounds`
-times and every other time in the opposite order.  These models are small and their steps are bound
-by the host: with `--cores N` each server has N cores of its own, without which two starts of one
-server differ by more than the two servers do.
+started with the same memory and measured one after the other, with the same requests; loads of few
+clients `--rounds` times, every other time in the opposite order.  These models are small and their
+steps are bound by the host: with `--cores N` each server has N cores of its own, without which two
+starts of one server differ by more than the two servers do.
 
 - `shared_prefix` with room for everything;
 - chat loads made from traces, closed loop, at several numbers of clients, in an arena small enough
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 PRESSED = "--max-total-tokens 200000 --max-mamba-cache-size 100 --max-running-requests 256"
 ROOMY = "--max-total-tokens 1500000 --max-mamba-cache-size 3000 --max-running-requests 256"
 FRACTION = "--mem-fraction-static 0.9"
+FEW = 8  # clients: little is measured in a round
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def cell(server: Server, one: Load, traces: Path, seconds: float) -> dict:
 def measure(group: Group, loads: tuple[Load, ...], parsed: argparse.Namespace) -> Iterator[dict]:
     """Every load on every server, in rounds."""
     for one in loads:
-        for turn in range(parsed.rounds):
+        for turn in range(parsed.rounds if one.clients <= FEW else 1):
             order = group.servers if turn % 2 == 0 else group.servers[::-1]
             for server in order:
                 yield {"round": turn, **cell(server, one, parsed.traces, parsed.seconds)}
