@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from radix import lines
 from radix import report as reporting
-from radix.checkpoint import Checkpoint
 from radix.expected_loss import ExpectedLoss
 from radix.ghosts import Ghosts
+from radix.held import Held
 from radix.matching import find, resumed
 from radix.node import Node, nodes_below
 from radix.pins import Pins
 from radix.retention import plan_stops
 from radix.tokens import NO_IDS, IdArray, TokenArray, check_tokens
-from radix.tree import LOST_PER_EDGE, Tree, new_root, remember_refused
+from radix.tree import Tree, new_root, remember_refused
 from radix.values import (
     ENDS,
     CacheConfig,
@@ -55,13 +54,10 @@ class PrefixCache:
         self.counters = reporting.Counters()
         self.roots: dict[Hashable, Node] = {}
         self.pins = Pins()
-        self.states = 0  # checkpoints in the tree
-        self.tick = 0  # logical time: one per consumption
+        self.held = Held(ExpectedLoss(config.costs) if policy is None else policy)
         self._pool = pool
-        self._policy = ExpectedLoss(config.costs) if policy is None else policy
         self._tree = Tree(config.block_size)
-        self._ghosts = Ghosts(self._tree, config.ghost_tokens, self._policy.forget)
-        self.expected: dict[Checkpoint, None] = {}  # what waiting requests will resume from
+        self._ghosts = Ghosts(self._tree, config.ghost_tokens, self.held.policy.forget)
 
     # -- looking up -------------------------------------------------------------------------
 
@@ -98,10 +94,7 @@ class PrefixCache:
     def record(self, match: Match) -> None:
         """Count a request once, when it is first scheduled, and what it missed."""
         self.counters.record(match, self.config.block_size)
-        for missed in match.missed:
-            if missed.lost and (missed.standing == "last" or missed is match.missed[-1]):
-                missed.gap, missed.line = self.tick - missed.used, missed.kind
-                self._policy.consume(missed, self.tick)
+        self.held.miss(match)
 
     # -- holding ----------------------------------------------------------------------------
 
@@ -123,8 +116,7 @@ class PrefixCache:
 
     def _hold(self, node: Node, namespace: Hashable, turn: int | None = None) -> Pin:
         pin = self.pins.open(node, namespace, turn)
-        if node.checkpoint is not None:
-            self._policy.reconsider(node.checkpoint, self.tick)
+        self.held.reconsider(node.checkpoint)
         return pin
 
     def relax(self, pin: Pin) -> None:
@@ -134,8 +126,7 @@ class PrefixCache:
         """
         self.pins.check(pin)
         self.pins.relax(pin)
-        if pin.node.checkpoint is not None:
-            self._policy.reconsider(pin.node.checkpoint, self.tick)
+        self.held.reconsider(pin.node.checkpoint)
 
     def unpin(self, pin: Pin) -> None:
         """Let go. Raises ValueError for a pin that is not open here."""
@@ -155,17 +146,7 @@ class PrefixCache:
     def touch(self, pin: Pin) -> None:
         """Mark the pinned checkpoint, and no other, as consumed by a request."""
         self.pins.check(pin)
-        self.tick += 1
-        checkpoint = pin.node.checkpoint
-        if checkpoint is not None:
-            self._unexpect(checkpoint)
-            checkpoint.gap, checkpoint.line = self.tick - checkpoint.used, checkpoint.kind
-            self._policy.consume(checkpoint, self.tick)
-
-    def _unexpect(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.expected:
-            checkpoint.expected = False
-            del self.expected[checkpoint]
+        self.held.consume(pin.node.checkpoint)
 
     def expect(self, matches: Sequence[Match]) -> None:
         """Tell that requests wait which will resume from these; replaces what was told before.
@@ -173,12 +154,7 @@ class PrefixCache:
         Not a pin: their checkpoints may be evicted, but what a queue is about to use is worth more
         than anything learned promises.  Matches whose state is gone are passed over.  O(matches).
         """
-        now = dict.fromkeys(found for found in map(resumed, matches) if found is not None)
-        before, self.expected = self.expected, now
-        for checkpoint in (*before, *now):
-            if checkpoint.expected != (checkpoint in now):
-                checkpoint.expected = not checkpoint.expected
-                self._policy.reconsider(checkpoint, self.tick)
+        self.held.expect(matches)
 
     def path_blocks(self, held: Pin | Match) -> IdArray:
         """Block ids of [0, depth) of a pin, or of [0, resume_len) of a current match.
@@ -192,6 +168,11 @@ class PrefixCache:
         return self._tree.blocks_between(node, 0, node.end)
 
     # -- making room ------------------------------------------------------------------------
+
+    @property
+    def states(self) -> int:
+        """Checkpoints in the tree."""
+        return self.held.count
 
     @property
     def protected_states(self) -> int:
@@ -240,11 +221,12 @@ class PrefixCache:
         while not self._pool.fits_after(
             states, blocks, freed_states=len(slots), freed_blocks=freed
         ):
-            victim = self._policy.victim(self.tick)
+            victim = self.held.policy.victim(self.held.tick)
             assert victim is not None, (states, blocks, len(slots), freed)
             slots.append(victim.slot)
             self.counters.evicted[victim.kind, cause] += 1
-            for piece in self._drop(victim):
+            self.held.lose(victim)
+            for piece in self._bury(victim.node):
                 pieces.append(piece)
                 freed += len(piece)
         if slots:
@@ -261,23 +243,6 @@ class PrefixCache:
         assert grant is not None, ("the pool refused what it said would fit", states, blocks)
         return grant
 
-    def _drop(self, checkpoint: Checkpoint) -> list[IdArray]:
-        """Forget a state and the KV that only it needed, whose tokens stay as a ghost."""
-        node = checkpoint.node
-        self.states -= 1
-        node.checkpoint = None
-        checkpoint.lost = True
-        self._unexpect(checkpoint)
-        self._policy.lose(checkpoint, self.tick)
-        known = (*node.lost, checkpoint)
-        node.lost = known[-LOST_PER_EDGE:]
-        for old in known[:-LOST_PER_EDGE]:
-            self._policy.forget(old)
-        if checkpoint.kind in ENDS:
-            for changed in lines.leave(checkpoint):
-                self._policy.update(changed, self.tick)
-        return self._bury(node)
-
     def _bury(self, node: Node) -> list[IdArray]:
         """Take the KV from `node` upwards that serves no checkpoint and no pin; its blocks."""
         pieces: list[IdArray] = []
@@ -286,14 +251,14 @@ class PrefixCache:
         ):
             parent = node.parent
             pieces.append(self._tree.make_ghost(node))
-            self._ghosts.queue(self._tree.compress(node), self.tick)
+            self._ghosts.queue(self._tree.compress(node), self.held.tick)
             node = parent
         survivor = self._tree.compress(node)
         if node.ragged and survivor is not node and node.blocks is not None:
             pieces.append(node.blocks)
         above = next((n.checkpoint for n in survivor.lineage() if n.checkpoint is not None), None)
         if above is not None and (above.kind in ENDS or survivor.resident_children < 2):
-            self._policy.reconsider(above, self.tick)
+            self.held.reconsider(above)
         return pieces
 
     def _trim_ghosts(self) -> None:
@@ -346,7 +311,7 @@ class PrefixCache:
         first, last = pin.depth // size, kept // size
         spare = [offer.tail for offer in already if offer.tail is not None]
         end, unused = self._grow(pin, tokens, block_ids, taken, kept)
-        self._ghosts.remember(end, tokens, max(walk.matched_len, kept), self.tick)
+        self._ghosts.remember(end, tokens, max(walk.matched_len, kept), self.held.tick)
         for depth in (depth - depth % size for depth in refused):
             start = pin.node if pin.depth < depth else root
             remember_refused(self._tree.walk(start, tokens[:depth]), depth)
@@ -391,20 +356,8 @@ class PrefixCache:
         if unused and not node.resident:
             self._tree.adopt(node, np.array(unused, dtype=np.int64), depth)
             unused = []
-        assert node.resident, depth
-        assert node.checkpoint is None, depth
-        if node.lost and node.lost[-1].depth == depth:
-            self._policy.forget(node.lost[-1])
-            node.lost = node.lost[:-1]
-        node.refused = tuple(refused for refused in node.refused if refused != depth)
-        checkpoint = Checkpoint(node, slot, kind, turn=pin.turn, tick=self.tick)
-        node.checkpoint = checkpoint
-        self.states += 1
+        self.held.put(node, slot, kind, pin.turn)
         self.counters.taken[kind] += 1
-        if kind in ENDS:
-            for changed in lines.join(checkpoint):
-                self._policy.update(changed, self.tick)
-        self._policy.keep(checkpoint, self.tick)
         return unused
 
     # -- the whole --------------------------------------------------------------------------
@@ -420,25 +373,22 @@ class PrefixCache:
         pieces: list[IdArray] = [NO_IDS]
         for root in self.roots.values():
             for node in nodes_below(root):
-                for checkpoint in (node.checkpoint, *node.lost):
-                    if checkpoint is not None:
-                        self._policy.forget(checkpoint)
                 if node.checkpoint is not None:
                     states.append(node.checkpoint.slot)
                     self.counters.evicted[node.checkpoint.kind, reporting.Cause.FLUSH] += 1
+                self.held.forget(node)
                 if node.blocks is not None:
                     pieces.append(node.blocks)
         self.counters.evicted_tokens[reporting.Cause.FLUSH] += self.blocks * self.config.block_size
         self.roots.clear()
         self._ghosts.clear()
         self._tree.clear()
-        self.expected.clear()
-        self.states = 0
         return np.array(states, dtype=np.int64), np.concatenate(pieces)
 
     def policy_numbers(self) -> dict[str, float]:
         """What the shipped policy says of itself; another's say nothing."""
-        return self._policy.numbers() if isinstance(self._policy, ExpectedLoss) else {}
+        policy = self.held.policy
+        return policy.numbers() if isinstance(policy, ExpectedLoss) else {}
 
     def report(self) -> reporting.Report:
         """Counters and sizes, frozen."""

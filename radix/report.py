@@ -263,12 +263,12 @@ def _pins(cache: PrefixCache) -> Iterator[str]:
 
 
 def _expected(cache: PrefixCache) -> Iterator[str]:
-    told = [id(checkpoint) for checkpoint in cache.expected]
+    told = [id(checkpoint) for checkpoint in cache.held.expected]
     for root in cache.roots.values():
         for node in nodes_below(root):
             for checkpoint in (node.checkpoint, *node.lost):
                 if checkpoint is None or checkpoint.expected == (id(checkpoint) in told):
                     continue
                 yield f"R10 checkpoint at {checkpoint.depth}: expected is {checkpoint.expected}"
-    if any(checkpoint.lost for checkpoint in cache.expected):
+    if any(checkpoint.lost for checkpoint in cache.held.expected):
         yield "R10 an evicted checkpoint is expected"

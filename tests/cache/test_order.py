@@ -19,7 +19,7 @@ def test_what_a_queue_will_resume_goes_last():
     assert cache.match(np.append(waited_for, 9), None).resume_len == 10
     assert cache.violations() == []
     assert cache.evict(pool.fundable_states() + 1, 0), "it is no pin"
-    assert (cache.states, list(cache.expected), cache.violations()) == (0, [], [])
+    assert (cache.states, list(cache.held.expected), cache.violations()) == (0, [], [])
 
 
 def test_an_expectation_ends_with_the_use_and_with_the_next_word():
@@ -27,10 +27,10 @@ def test_an_expectation_ends_with_the_use_and_with_the_next_word():
     first, second = keep(cache, pool, 0, 10), keep(cache, pool, 100, 10)
     cache.expect([cache.match(np.append(tokens, 9), None) for tokens in (first, second)])
     lease = admit(cache, pool, np.append(first, 9), None)
-    assert [checkpoint.node.end for checkpoint in cache.expected] == [10]
+    assert [checkpoint.node.end for checkpoint in cache.held.expected] == [10]
     lease.abort()
     cache.expect([])
-    assert (list(cache.expected), cache.violations()) == ([], [])
+    assert (list(cache.held.expected), cache.violations()) == ([], [])
     assert cache.match(np.append(second, 9), None).node.checkpoint.expected is False
 
 

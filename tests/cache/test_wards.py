@@ -67,7 +67,7 @@ def test_a_state_that_a_line_will_fall_back_on_outlives_its_equal(cache, pool) -
 def test_a_line_whose_tokens_are_forgotten_is_not_waited_for(cache, pool) -> None:
     alive, _ = lose_an_end(cache, pool)
     (below,) = cache.match(alive, None).node.children.values()
-    cache._policy.forget(below.lost[-1])
+    cache.held.policy.forget(below.lost[-1])
     evict_one(cache, pool)
     assert resumes(cache, alive) == 0, "the older of two equals goes"
 

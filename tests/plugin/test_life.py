@@ -259,7 +259,7 @@ def test_what_a_waiting_request_will_resume_outlasts_an_idle_session(waits: int)
     world.request(turns[waits])
     world.scheduler.waiting_queue = world.waiting
     for _ in range(2):  # it is looked up when it has waited for a whole pass
-        assert not world.tree.cache.expected
+        assert not world.tree.cache.held.expected
         scheduler.prefill_adder_class(lambda _: PrefillAdder, world.scheduler)
     while world.tree.cache.states > 1:
         assert world.tree.room.make(states=world.arena.pool.fundable_states() + 1, blocks=0)
@@ -269,7 +269,7 @@ def test_what_a_waiting_request_will_resume_outlasts_an_idle_session(waits: int)
     }
     assert resumes == {waits: 40 + len(ended[waits].output_ids) - 1, 3 - waits: 0}
     world.run(*world.waiting)
-    assert not world.tree.cache.expected
+    assert not world.tree.cache.held.expected
 
 
 def test_flush_forgets_everything() -> None:

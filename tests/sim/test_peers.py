@@ -73,7 +73,7 @@ def test_marconi_weighs_recency_against_flops_per_byte(prompts, alpha, victim_le
     server = lru.plain(setup(ROOMY, state_tokens=100), policy, marconi.KINDS)
     ones = [prompts.request(prompts.new(tokens)) for tokens in (400, 100, 40)]
     serve(server, *ones)
-    assert policy.victim(server.cache.tick).depth == victim_len
+    assert policy.victim(server.cache.held.tick).depth == victim_len
 
 
 def test_marconi_never_drops_a_node_that_two_need(prompts):
@@ -83,7 +83,7 @@ def test_marconi_never_drops_a_node_that_two_need(prompts):
     shared = prompts.new(30)
     serve(server, *(prompts.request(shared, prompts.new(5)) for _ in range(2)))
     depths = []
-    while (victim := policy.victim(server.cache.tick)) is not None:
+    while (victim := policy.victim(server.cache.held.tick)) is not None:
         depths.append(victim.depth)
         held = server.cache.states
         server.cache.evict(server.pool.fundable_states() + 1, 0)

@@ -1,0 +1,115 @@
+"""The checkpoints in the tree, from the day each is put there until it is evicted.
+
+Whatever happens to one is said here to all who judge it: the ends on its path (`radix.lines`), the
+policy of eviction, and the logical clock of their uses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from radix import lines
+from radix.checkpoint import Checkpoint
+from radix.matching import resumed
+from radix.tree import LOST_PER_EDGE
+from radix.values import ENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from radix.eviction import EvictionPolicy
+    from radix.node import Node
+    from radix.values import Kind, Match, SlotId
+
+
+class Held:
+    """How many there are, which of them requests wait for, and what time it is.
+
+    A checkpoint itself hangs at its node; the last few that an edge lost, at the edge.
+    """
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.policy = policy
+        self.count = 0
+        self.tick = 0  # logical time: one per consumption
+        self.expected: dict[Checkpoint, None] = {}  # what waiting requests will resume from
+
+    def put(self, node: Node, slot: SlotId, kind: Kind, turn: int) -> None:
+        """Keep a state where a resident `node` ends that has none. O(edges above)."""
+        depth = node.end
+        assert node.resident, depth
+        assert node.checkpoint is None, depth
+        if node.lost and node.lost[-1].depth == depth:
+            self.policy.forget(node.lost[-1])
+            node.lost = node.lost[:-1]
+        node.refused = tuple(refused for refused in node.refused if refused != depth)
+        checkpoint = Checkpoint(node, slot, kind, turn=turn, tick=self.tick)
+        node.checkpoint = checkpoint
+        self.count += 1
+        if kind in ENDS:
+            self._judge(lines.join(checkpoint))
+        self.policy.keep(checkpoint, self.tick)
+
+    def lose(self, checkpoint: Checkpoint) -> None:
+        """Give its state up; its edge remembers that there was one. O(edges above)."""
+        node = checkpoint.node
+        self.count -= 1
+        node.checkpoint = None
+        checkpoint.lost = True
+        self._unexpect(checkpoint)
+        self.policy.lose(checkpoint, self.tick)
+        known = (*node.lost, checkpoint)
+        node.lost = known[-LOST_PER_EDGE:]
+        for old in known[:-LOST_PER_EDGE]:
+            self.policy.forget(old)
+        if checkpoint.kind in ENDS:
+            self._judge(lines.leave(checkpoint))
+
+    def _judge(self, changed: Iterable[Checkpoint]) -> None:
+        for checkpoint in changed:
+            self.policy.update(checkpoint, self.tick)
+
+    def reconsider(self, checkpoint: Checkpoint | None) -> None:
+        """What surrounds it changed, or whether a pin protects it."""
+        if checkpoint is not None:
+            self.policy.reconsider(checkpoint, self.tick)
+
+    def consume(self, checkpoint: Checkpoint | None) -> None:
+        """A request resumed from it (None: from the start), and time goes on."""
+        self.tick += 1
+        if checkpoint is not None:
+            self._unexpect(checkpoint)
+            self._use(checkpoint)
+
+    def miss(self, match: Match) -> None:
+        """A request would have resumed from some that are lost: the last ones teach the policy."""
+        for missed in match.missed:
+            if missed.lost and (missed.standing == "last" or missed is match.missed[-1]):
+                self._use(missed)
+
+    def _use(self, checkpoint: Checkpoint) -> None:
+        checkpoint.gap, checkpoint.line = self.tick - checkpoint.used, checkpoint.kind
+        self.policy.consume(checkpoint, self.tick)
+
+    def expect(self, matches: Sequence[Match]) -> None:
+        """Requests wait for what these resume from, and for nothing else. O(matches)."""
+        now = dict.fromkeys(found for found in map(resumed, matches) if found is not None)
+        before, self.expected = self.expected, now
+        for checkpoint in (*before, *now):
+            if checkpoint.expected != (checkpoint in now):
+                checkpoint.expected = not checkpoint.expected
+                self.policy.reconsider(checkpoint, self.tick)
+
+    def _unexpect(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.expected:
+            checkpoint.expected = False
+            del self.expected[checkpoint]
+
+    def forget(self, node: Node) -> None:
+        """Nothing will be heard again of what `node` holds and has lost."""
+        for checkpoint in (node.checkpoint, *node.lost):
+            if checkpoint is not None:
+                self.policy.forget(checkpoint)
+        if node.checkpoint is not None:
+            self.count -= 1
+            self._unexpect(node.checkpoint)
