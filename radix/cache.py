@@ -18,6 +18,7 @@ from radix.matching import find, resumed
 from radix.node import Node, nodes_below
 from radix.pins import Pins
 from radix.retention import plan_stops
+from radix.returns import Returns
 from radix.tokens import NO_IDS, IdArray, TokenArray, check_tokens
 from radix.tree import Tree, new_root, remember_refused
 from radix.values import (
@@ -36,6 +37,7 @@ from radix.values import (
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from radix.checkpoint import Checkpoint
     from radix.eviction import EvictionPolicy
     from radix.ports import GrantLike, PoolPort
 
@@ -55,6 +57,7 @@ class PrefixCache:
         self.roots: dict[Hashable, Node] = {}
         self.pins = Pins()
         self.held = Held(ExpectedLoss(config.costs) if policy is None else policy)
+        self.returns = Returns()
         self._pool = pool
         self._tree = Tree(config.block_size)
         self._ghosts = Ghosts(self._tree, config.ghost_tokens, self.held.policy.forget)
@@ -148,13 +151,14 @@ class PrefixCache:
         self.pins.check(pin)
         self.held.consume(pin.node.checkpoint)
 
-    def expect(self, matches: Sequence[Match]) -> None:
+    def expect(self, matches: Sequence[Match], ends: Sequence[Checkpoint] = ()) -> None:
         """Tell that requests wait which will resume from these; replaces what was told before.
 
-        Not a pin: their checkpoints may be evicted, but what a queue is about to use is worth more
-        than anything learned promises.  Matches whose state is gone are passed over.  O(matches).
+        So will those that continue `ends`, which are as good as here.  Not a pin: their checkpoints
+        may be evicted, but what a queue is about to use is worth more than anything learned
+        promises.  What is gone is passed over.  O(matches + ends).
         """
-        self.held.expect(matches)
+        self.held.expect(matches, ends)
 
     def path_blocks(self, held: Pin | Match) -> IdArray:
         """Block ids of [0, depth) of a pin, or of [0, resume_len) of a current match.
@@ -321,7 +325,9 @@ class PrefixCache:
         if shared > first:
             blocks[: shared - first] = self._tree.blocks_between(end, first * size, shared * size)
         moved = None if finished else self._hold(end, namespace, pin.turn)
-        if moved is not None:
+        if moved is None:
+            self.returns.left(pin.turn, end.checkpoint, self.held.tick)
+        else:
             self.relax(moved)  # the request goes on with its own live state
         self.unpin(pin)
         self._trim_ghosts()
@@ -383,6 +389,7 @@ class PrefixCache:
         self.roots.clear()
         self._ghosts.clear()
         self._tree.clear()
+        self.returns.forget()
         return np.array(states, dtype=np.int64), np.concatenate(pieces)
 
     def policy_numbers(self) -> dict[str, float]:

@@ -91,9 +91,10 @@ class Held:
         checkpoint.gap, checkpoint.line = self.tick - checkpoint.used, checkpoint.kind
         self.policy.consume(checkpoint, self.tick)
 
-    def expect(self, matches: Sequence[Match]) -> None:
-        """Requests wait for what these resume from, and for nothing else. O(matches)."""
-        now = dict.fromkeys(found for found in map(resumed, matches) if found is not None)
+    def expect(self, matches: Sequence[Match], ends: Sequence[Checkpoint]) -> None:
+        """Requests wait for what these resume from, or soon for `ends`, and for nothing else."""
+        found = (*map(resumed, matches), *ends)
+        now = dict.fromkeys(one for one in found if one is not None and not one.lost)
         before, self.expected = self.expected, now
         for checkpoint in (*before, *now):
             if checkpoint.expected != (checkpoint in now):

@@ -22,6 +22,7 @@ from sglang.srt.mem_cache.common import coalesce_ranges
 from radix import CacheConfig, Costs, Kind, PrefixCache
 from sgl_kimi_k3.capture import Captures
 from sgl_kimi_k3.decisions import DecisionLog
+from sgl_kimi_k3.gate import Gate
 from sgl_kimi_k3.handover import Handover, Lock
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 from sgl_kimi_k3.metrics import Metrics
@@ -97,6 +98,13 @@ class KimiK3Cache(BasePrefixCache):
         flush_held_frees = self.token_to_kv_pool_allocator.flush_held_frees
         self.room = Room(self.cache, self.arena, flush_held_frees)
         self.resumes = Resumes(self.cache, self.arena, self.room)
+        self.gate = Gate(
+            self.cache,
+            self.arena,
+            self.room,
+            state_tokens=self.token_to_kv_pool_allocator.mamba_slot_full_token_cost(),
+            limit=options.overtake,
+        )
         self.captures = Captures(
             self.cache,
             self.arena,
@@ -200,6 +208,8 @@ class KimiK3Cache(BasePrefixCache):
         """The request was admitted: mark what it consumes and, the first time, count it."""
         if not self.disable:
             req.__dict__.pop("kimi_k3_expected", None)
+            if not req.retracted_stain:
+                self.gate.came(req)
             self.cache.touch(req.lock.pin)
             self.observer.admitted(self.cache, req)
 

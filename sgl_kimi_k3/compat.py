@@ -71,6 +71,9 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
         "mamba_ping_pong_track_buffer_to_keep",
     ),
     "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class": ("self",),
+    "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill": ("self", "running_batch"),
+    "sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS": None,
+    "sglang.srt.managers.schedule_policy.SchedulePolicy": None,
     "sglang.srt.managers.scheduler.Scheduler.get_internal_state": ("self", "recv_req"),
     "sglang.srt.managers.data_parallel_controller.DataParallelController"
     ".maybe_external_dp_rank_routing": ("self", "req"),

@@ -27,6 +27,8 @@ class Options:
         opportunistic: distance between extra checkpoints taken while memory is free, where each
             costs a cut; on CUDA they stand on the grid; 0 = off.
         ghost_tokens: bound on tokens remembered without bytes, the evidence for a second sight.
+        overtake: under overload, admissions that may pass a request which resumes little, before
+            its room is taken from others that will come back soon; 0 = strictly in order.
         boundaries: `auto` keeps a state at the end of the leading system messages when the
             tokenizer has K3's control tokens; `off` ignores messages.
         check: recount pool and tree from scratch whenever the scheduler is idle, and stop on a
@@ -40,6 +42,7 @@ class Options:
     grid: int = 64
     opportunistic: int = 4096
     ghost_tokens: int = 16_777_216
+    overtake: int = 16
     boundaries: str = "auto"
     check: bool = False
     explain: bool = False
@@ -60,6 +63,8 @@ class Options:
                     f"{PREFIX}{name.upper()}={value} is no multiple of {PREFIX}GRID={self.grid}; "
                     f"the nearest are {low} and {low + self.grid}"
                 )
+        if self.overtake < 0:
+            raise ValueError(f"{PREFIX}OVERTAKE={self.overtake}: must be 0 (off) or positive")
         if self.ghost_tokens < 0:
             raise ValueError(f"{PREFIX}GHOST_TOKENS={self.ghost_tokens}: must not be negative")
         _one_of("boundaries", self.boundaries, ("auto", "off"))

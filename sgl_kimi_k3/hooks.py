@@ -58,6 +58,11 @@ HOOKS = (
         "stock caps concurrency by a static number of states per request",
     ),
     Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill",
+        "sgl_kimi_k3.gate:new_prefill",
+        "admitting in order under overload evicts what those will need that come back next",
+    ),
+    Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class",
         "sgl_kimi_k3.scheduler:prefill_adder_class",
         "chunks end where states are kept",

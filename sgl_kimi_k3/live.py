@@ -56,6 +56,12 @@ def live_report(cache: KimiK3Cache) -> dict[str, Any]:
         "ghost_tokens": tree.ghost_tokens,
         "pins": tree.pins,
         "retracted_requests": cache.observer.retracted,
+        "queue": {
+            "held": len(cache.gate.held),
+            "held_requests": cache.gate.turnstile.held_requests,
+            "let_in_requests": cache.gate.turnstile.let_in,
+            "most_overtaken": cache.gate.turnstile.most_overtaken,
+        },
         "ages": {"hit": pool.hit.as_dict(), "eviction": pool.eviction.as_dict()},
         "limits": limits(cache),
         "policy": dict(tree.policy),

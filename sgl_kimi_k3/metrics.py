@@ -33,6 +33,8 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "checkpoints_evicted": ("States dropped, by kind and what needed room.", ("kind", "cause")),
     "evicted_kv_tokens": ("Tokens of KV dropped, by what needed room.", ("cause",)),
     "retracted_requests": ("Running requests that had to give their memory back.", ()),
+    "held_requests": ("Requests held back at least once, for states that others come for.", ()),
+    "let_in_requests": ("Requests let in because as many as may had passed them.", ()),
     "refused_allocations": ("Allocations that the arena could not meet as it was.", ()),
     "moves": ("States and KV blocks moved to close holes in the arena.", ()),
     "moved_bytes": ("Bytes moved to close holes in the arena.", ()),
@@ -48,6 +50,8 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "protected_blocks": ("KV blocks in the tree that running requests protect.", ()),
     "available_states": ("States that fit if everything evictable were evicted.", ()),
     "available_blocks": ("KV blocks that fit if everything evictable were evicted.", ()),
+    "held_now": ("Waiting requests that were held back in the last pass.", ()),
+    "most_overtaken": ("Most admissions of later requests past one that waited.", ()),
     "ghost_tokens": ("Tokens remembered without bytes.", ()),
     "pins": ("Paths that running requests protect.", ()),
     "limits": ("Limits as asked for at launch (0: not) and in force.", ("limit", "value")),
@@ -135,6 +139,8 @@ def totals(cache: KimiK3Cache) -> Iterator[tuple[Series, float]]:
     for cause in Cause:
         yield ("evicted_kv_tokens", (cause.value,)), tree.evicted_tokens_for[cause]
     yield ("retracted_requests", ()), cache.observer.retracted
+    yield ("held_requests", ()), cache.gate.turnstile.held_requests
+    yield ("let_in_requests", ()), cache.gate.turnstile.let_in
     yield ("refused_allocations", ()), pool.counters.refusals
     yield ("moves", ()), pool.counters.moves
     yield ("moved_bytes", ()), pool.counters.moved_bytes
@@ -163,6 +169,8 @@ def levels(cache: KimiK3Cache) -> Iterator[tuple[Series, float]]:
     yield ("protected_blocks", ()), tree.protected_blocks
     yield ("available_states", ()), cache.room.reclaimable_states()
     yield ("available_blocks", ()), cache.room.reclaimable_blocks()
+    yield ("held_now", ()), len(cache.gate.held)
+    yield ("most_overtaken", ()), cache.gate.turnstile.most_overtaken
     yield ("ghost_tokens", ()), tree.ghost_tokens
     yield ("pins", ()), tree.pins
     for limit, values in limits(cache).items():

@@ -9,9 +9,12 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sglang.srt.managers.schedule_batch import Req
 
     from radix import IdArray, Match, PrefixCache
+    from radix.checkpoint import Checkpoint
     from sgl_kimi_k3.arena import Arena
     from sgl_kimi_k3.room import Room
 
@@ -74,8 +77,8 @@ class Resumes:
             blocks[-1] = grant.blocks[0]
         return blocks
 
-    def expect(self, waiting: list[Req]) -> None:
-        """Have the states that waiting requests will resume from evicted last.
+    def expect(self, waiting: list[Req], due: Sequence[Checkpoint]) -> None:
+        """Have the states that waiting requests will resume from evicted last, and those `due`.
 
         A request is looked up once, and not before it has waited for a whole pass: most never do.
         """
@@ -89,4 +92,4 @@ class Resumes:
                 tokens = tokens_of(req.origin_input_ids + req.output_ids)
                 known["kimi_k3_expected"] = self._cache.match(tokens, namespace_of(req))
             matches.append(known["kimi_k3_expected"])
-        self._cache.expect(matches)
+        self._cache.expect(matches, due)

@@ -46,10 +46,11 @@ class Room:
             pool.live_blocks + pool.retired_blocks - self._cache.evictable_blocks,
         )
 
-    def reclaimable_blocks(self) -> int:
-        """Blocks that fit if everything evictable were evicted."""
+    def reclaimable_blocks(self, spared_states: int = 0, spared_blocks: int = 0) -> int:
+        """Blocks that fit if everything evictable but the spared were evicted."""
         geometry, (states, blocks) = self._arena.geometry, self._kept()
-        return geometry.blocks_above(geometry.state_end(states)) - blocks
+        top = geometry.state_end(states + spared_states)
+        return geometry.blocks_above(top) - blocks - spared_blocks
 
     def reclaimable_states(self) -> int:
         """States that fit if everything evictable were evicted."""

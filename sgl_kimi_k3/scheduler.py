@@ -118,7 +118,8 @@ def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:
     stock = original(scheduler)
     if not keeps_states(scheduler.tree_cache):
         return stock
-    scheduler.tree_cache.resumes.expect(scheduler.waiting_queue)
+    tree_cache = scheduler.tree_cache
+    tree_cache.resumes.expect(scheduler.waiting_queue, tree_cache.gate.due())
     return StopAwareAdder
 
 

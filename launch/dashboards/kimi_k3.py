@@ -278,7 +278,14 @@ def service() -> Rows:
     yield (
         8,
         [
-            lines("Running and queued", "", (RUNNING, "running"), (QUEUED, "queued")),
+            lines(
+                "Running and queued",
+                "Held back: until their room costs nobody the states he comes back for.",
+                (RUNNING, "running"),
+                (QUEUED, "queued"),
+                (f"sum({level(K3 + 'held_now')})", "held back"),
+                (f"max({level(K3 + 'most_overtaken')})", "most overtaken, ever"),
+            ),
             lines(
                 "Time to first token",
                 "",

@@ -18,7 +18,14 @@ def test_the_options_table_has_the_defaults_of_the_code():
     defaults = {field.name.replace("_", "-"): shown(field.default) for field in fields(Options)}
     assert rows
     assert rows == {name: defaults[name] for name in rows}
-    assert set(rows) == {"interval", "opportunistic", "grid", "ghost-tokens", "boundaries"}
+    assert set(rows) == {
+        "interval",
+        "opportunistic",
+        "grid",
+        "ghost-tokens",
+        "overtake",
+        "boundaries",
+    }
 
 
 def test_every_flag_named_exists():

@@ -251,7 +251,7 @@ def test_a_full_pool_queues_and_serves_everyone() -> None:
 
 @pytest.mark.parametrize("waits", [1, 2])
 def test_what_a_waiting_request_will_resume_outlasts_an_idle_session(waits: int) -> None:
-    world = World()
+    world = World(overtake=0)  # or both would be awaited
     ended = {user: world.serve(prompt(user, 40)) for user in (1, 2)}
     turns = {
         user: [*prompt(user, 40), *req.output_ids, *prompt(5, 3)] for user, req in ended.items()

@@ -17,12 +17,12 @@ from sglang.srt.managers.schedule_batch import (
     ScheduleBatch,
     release_req,
 )
-from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, PrefillAdder
 from sglang.srt.mem_cache.allocation import alloc_for_decode, alloc_for_extend
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sgl_kimi_k3 import scheduler, state_pass
+from sgl_kimi_k3 import gate, scheduler, state_pass
 from tests.plugin.memory import Memory, fold
 
 
@@ -39,7 +39,14 @@ class World(Memory):
         self.kernel_writes = True  # whether the prefill kernel knows of the states it is asked for
         self._inflight: list[tuple[list[tuple[Req, int]], bool]] = []
         self._unseen: dict[str, list[int]] = {}  # sampled tokens by request, on the device
-        self.scheduler = SimpleNamespace(tree_cache=self.tree, waiting_queue=[])
+        self.scheduler = SimpleNamespace(
+            tree_cache=self.tree,
+            waiting_queue=[],
+            policy=SimpleNamespace(
+                policy=CacheAgnosticPolicy.FCFS, enable_priority_scheduling=False
+            ),
+            new_token_ratio_tracker=SimpleNamespace(current=0.5),
+        )
         self.waiting: list[Req] = []
         self.running: list[Req] = []
         self.chunked: Req | None = None
@@ -106,8 +113,18 @@ class World(Memory):
             return []
         if not self.chunked and len(self.rows.free_slots) == 0:
             return []
-        running = SimpleNamespace(reqs=self.running, batch_size=lambda: len(self.running))
-        self.scheduler.waiting_queue = self.waiting
+        running = SimpleNamespace(
+            reqs=self.running, batch_size=lambda: len(self.running), batch_is_full=False
+        )
+        self.scheduler.waiting_queue, self.scheduler.chunked_req = self.waiting, self.chunked
+        batch: list[Req] = gate.new_prefill(self._new_prefill, self.scheduler, running)
+        self.waiting = self.scheduler.waiting_queue
+        return batch
+
+    def _new_prefill(self, state: SimpleNamespace, running: SimpleNamespace) -> list[Req]:
+        """`Scheduler.get_new_batch_prefill`, as far as it matters here."""
+        if not state.waiting_queue and self.chunked is None:
+            return []
         adder_class = scheduler.prefill_adder_class(lambda _: PrefillAdder, self.scheduler)
         adder = adder_class(
             self.page_size, self.tree, self.allocator, running, 0.5, 4096, self.chunk
@@ -115,8 +132,8 @@ class World(Memory):
         if self.chunked is not None:
             self.chunked.init_next_round_input()
             self.chunked = adder.add_chunked_req(self.chunked)
-        self.rows.mamba_allocator.alloc_group_begin(len(self.waiting))
-        for req in list(self.waiting):
+        self.rows.mamba_allocator.alloc_group_begin(len(state.waiting_queue))
+        for req in state.waiting_queue:
             held = sum(r.kv.holds_kv for r in adder.can_run_list)
             if len(adder.can_run_list) - held >= self.rows.available_size():
                 break
@@ -133,7 +150,7 @@ class World(Memory):
                 break
         self.rows.mamba_allocator.alloc_group_end()
         admitted = set(map(id, adder.can_run_list))
-        self.waiting = [req for req in self.waiting if id(req) not in admitted]
+        state.waiting_queue = [req for req in state.waiting_queue if id(req) not in admitted]
         if adder.new_chunked_req is not None:
             assert self.chunked is None, "two unfinished prefills"
             self.chunked = adder.new_chunked_req
