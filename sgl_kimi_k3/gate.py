@@ -48,6 +48,7 @@ class Gate:
         self._state_tokens = state_tokens
         self.turnstile = Turnstile(limit)
         self.held: list[Req] = []  # in the last pass
+        self.short = False  # whether there was not room for all who wait
         self._decided_for: Hashable = None
 
     def hold_back(
@@ -72,15 +73,16 @@ class Gate:
             req.__dict__.setdefault("kimi_k3_arrived", self._cache.held.tick)
         promised = rest + sum(_answer(req, ratio) for req in running)
         room = self._spare_tokens() - int(promised)
-        if room >= sum(self._need(req, 0) for req in queue):
-            self.held = []  # whatever they resume
+        self.short = room < sum(self._need(req, 0) for req in queue)  # if they resume nothing
+        if not self.short:
+            self.held = []
             return
         waiting = self._look_at_all(queue)
         self.turnstile.hold_back(waiting, room=room, idle=not running and not rest)
         self.held = [req for req, one in zip(queue, waiting, strict=True) if one.held]
 
     def admitted(self, queue: list[Req], left: list[Req]) -> None:
-        """A pass over `queue` is over, in which some were held back, and `left` it was left."""
+        """A pass over `queue`, for which there was not room, is over; `left` it was left."""
         remain = set(map(id, left))
         waiting = [req.kimi_k3_waiting for req in queue]
         gone = [
@@ -169,12 +171,15 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Sch
     gate = gate_of(scheduler)
     if gate is None:
         return original(scheduler, running_batch)
+    if not scheduler.waiting_queue:
+        gate.held = []
+        return original(scheduler, running_batch)
     queue, running = list(scheduler.waiting_queue), running_batch.reqs
     if running_batch.batch_is_full and running and scheduler.chunked_req is None:
         return original(scheduler, running_batch)  # which admits nobody
     ratio = scheduler.new_token_ratio_tracker.current
     held = gate.hold_back(queue, running, scheduler.chunked_req, ratio)
-    if not held:
+    if not gate.short:
         return original(scheduler, running_batch)
     away = set(map(id, held))
     scheduler.waiting_queue = [req for req in queue if id(req) not in away]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,33 @@ def test_more_conversations_than_fit_do_not_take_each_others_states() -> None:
     assert turnstile.held_requests > 0
     assert all(len(req.output_ids) == NEW for req in done)
     assert turnstile.most_overtaken <= 16 * 9  # nine wait at most
+
+
+def test_once_let_in_a_stranger_is_followed_by_as_many_as_before() -> None:
+    """Three agents of whom one always runs, and strangers who need more than is left beside them."""
+    limit, turns = 4, 0
+    world = World(tokens=420, states=14, rows=8, chunk=64, overtake=limit)
+    history = [[1000 * agent + i for i in range(100)] for agent in range(3)]
+    playing = [world.request(list(history[agent]), 4 + 2 * agent) for agent in range(3)]
+    strangers: list[Req] = []
+    passed: list[int] = []
+    for _ in range(160):
+        world.step()
+        for agent, req in enumerate(playing):
+            if req.finished():
+                turns += 1
+                history[agent] = [*req.origin_input_ids, *req.output_ids, 7000 + turns]
+                if len(history[agent]) > 150:  # it starts again
+                    history[agent] = history[agent][:100]
+                playing[agent] = world.request(list(history[agent]), 4 + 2 * agent)
+        if turns > 9 and (not strangers or strangers[-1].finished()):
+            passed.append(turns)
+            tokens = [100_000 * (len(strangers) + 1) + i for i in range(180)]
+            strangers.append(world.request(tokens, 4))
+    between = [after - before for before, after in zip(passed, passed[1:], strict=False)]
+    assert len(between) >= 3
+    assert median(between) >= limit, f"each is passed by as many, not only the first: {between}"
+    assert world.tree.gate.turnstile.let_in > 0
 
 
 def test_nobody_is_held_where_memory_suffices() -> None:
