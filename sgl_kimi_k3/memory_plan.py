@@ -19,11 +19,12 @@ class MemoryPlan:
 
     Attributes:
         state_bytes: one request's KDA state over all layers.
-        token_bytes: one token's MLA rows over all layers.
+        token_bytes: one token's MLA rows over all layers, on the rank that holds them.
         geometry: the arena, or None while its size is unknown (a GPU server profiles it after
             loading the weights).
         asked_requests: `--max-running-requests`, None if unset.
-        asked_tokens: `--max-total-tokens`, None if unset.
+        asked_tokens: `--max-total-tokens` of all `dcp` ranks, None if unset.
+        dcp: ranks over which tokens are spread.
     """
 
     state_bytes: int
@@ -31,13 +32,15 @@ class MemoryPlan:
     geometry: Geometry | None
     asked_requests: int | None
     asked_tokens: int | None
+    dcp: int = 1
 
     def lines(self) -> Iterator[str]:
         """The plan for people."""
+        spread = f" on one of {self.dcp} ranks" if self.dcp > 1 else ""
         yield (
             f"one KDA state {size_text(self.state_bytes)}, one token of MLA KV "
-            f"{size_text(self.token_bytes)}: "
-            f"a state weighs {self.state_bytes / self.token_bytes:,.0f} tokens of KV"
+            f"{size_text(self.token_bytes)}{spread}: "
+            f"a state weighs {self.state_bytes * self.dcp / self.token_bytes:,.0f} tokens of KV"
         )
         if self.geometry is None:
             yield "arena: sized from free GPU memory after loading; its size is logged at start"
@@ -114,7 +117,8 @@ def plan_of(server_args: Any) -> MemoryPlan:
         token_bytes=token_bytes,
         geometry=_geometry(view, state_bytes, token_bytes),
         asked_requests=view.max_running_requests,
-        asked_tokens=view.max_total_tokens,
+        asked_tokens=view.max_total_tokens and view.max_total_tokens * view.dcp_size,
+        dcp=view.dcp_size,
     )
 
 
@@ -141,7 +145,8 @@ def unit_bytes_of(hybrid: Any, model: Any, kv_itemsize: int) -> tuple[int, int]:
 def given_bytes(tokens: int, states: int, replicas: int, *, token: int, state: int) -> int:
     """One rank's arena from `--max-total-tokens` and `--max-mamba-cache-size`, in bytes.
 
-    SGLang adds them up.  Among attention replicas it shares the states; the tokens are each one's.
+    SGLang adds them up.  Among attention replicas it shares the states; the tokens are each one's,
+    and under DCP each rank's: all ranks together hold as many times more.
     """
     return tokens * token + states // replicas * state
 
@@ -160,7 +165,7 @@ def _geometry(view: Any, state_bytes: int, token_bytes: int) -> Geometry | None:
             ),
             state_bytes=state_bytes,
             block_bytes=token_bytes * (view.page_size or 1),
-            block_size=view.page_size or 1,
+            block_size=(view.page_size or 1) * view.dcp_size,
         )
         # SGLang's own floor: the state of one request and two more to work with.
         geometry.require(states=3, blocks=1, flag="--max-mamba-cache-size or --max-total-tokens")

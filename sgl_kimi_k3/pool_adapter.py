@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.kernels.ops.memory.virtual_slot import translate_token_ids
 from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
 from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPoolAllocator
 from sglang.srt.mem_cache.unified_memory_pool import UnifiedPoolBundle, _reserved_floor_bytes
-from sglang.srt.runtime_context import get_memory
+from sglang.srt.runtime_context import get_memory, get_parallel
 from sglang.srt.utils.common import next_power_of_2
 
 from mempool import Geometry
@@ -52,19 +53,19 @@ def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> Uni
     bundle = factory(**kwargs)
     buffer = bundle.unified_memory_pool
     kv, state = buffer.spec("full"), buffer.spec("mamba")
-    block_size = kwargs["page_size"]
+    page_rows = kwargs["page_size"]
     geometry = Geometry(
         total_bytes=buffer.total_bytes,
         state_bytes=state.entry_bytes(),
-        block_bytes=kv.entry_bytes() * block_size,
-        block_size=block_size,
-        sink_bytes=_reserved_floor_bytes([kv, state], block_size),
+        block_bytes=kv.entry_bytes() * page_rows,
+        block_size=page_rows * get_parallel().attn_dcp_size,
+        sink_bytes=_reserved_floor_bytes([kv, state], page_rows),
     )
     stream = kwargs.get("forward_stream") if buffer._raw.is_cuda else None  # noqa: SLF001
     arena = Arena(buffer._raw, geometry, stream)  # noqa: SLF001  # SGLang offers no accessor
     token_to_kv_pool, rows = bundle.token_to_kv_pool, bundle.req_to_token_pool
     slots = StateSlotAllocator(arena, rows.mamba_pool.size)
-    rows = RequestRows(rows, block_size)
+    rows = RequestRows(rows, geometry.block_size)
     allocator = ArenaAllocator(
         arena=arena,
         slots=slots,
@@ -94,8 +95,10 @@ def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> Uni
 class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
     """`token_to_kv_pool_allocator`: KV blocks by virtual id, and the scheduler's capacity hooks.
 
-    Token ids are `block id * block_size + offset`.  Subclasses SGLang's composite because its
-    id translator and admission recognise that class; none of its state is used.
+    Token ids are `block id * page_size + offset`.  Under DCP `page_size` is that of all ranks of a
+    group: a block's rows lie one in `dcp` on each, that of a token on rank `id % dcp`, where it is
+    row `id // dcp` of the rank's own.  Subclasses SGLang's composite because its id translator and
+    admission recognise that class; none of its state is used.
     """
 
     def __init__(  # the parts of SGLang's bundle
@@ -114,7 +117,10 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         self._rows = rows
         self.unified_buffer = unified_buffer
         self._kvcache = kvcache
+        parallel = get_parallel()
         self.page_size = arena.geometry.block_size
+        self._dcp_size = parallel.attn_dcp_size
+        self._dcp_rank = parallel.attn_dcp_rank if self._dcp_size > 1 else 0
         self.dtype = dtype
         self.device = arena.device
         self.need_sort = need_sort
@@ -343,17 +349,13 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
     def translate_kv_loc(
         self, loc: torch.Tensor, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Virtual -> physical token ids; padding (negative or unbound) lands on the sink, 0."""
-        known = loc.to(torch.int64).clamp(min=0)
-        if self.page_size == 1:
-            result = self.arena.blocks.tensor[known]
-        else:
-            index = self.arena.blocks.tensor[known // self.page_size]
-            result = torch.where(index > 0, index * self.page_size + known % self.page_size, 0)
-        if out is None:
-            return result
-        out.copy_(result)
-        return out
+        """Where attention reads: this rank's token ids -> physical rows, int64.
+
+        Under DCP those are `id // dcp` of the ids that the rank holds.  Padding (negative) is row 0
+        of the sink.
+        """
+        table, rows = self.arena.blocks.tensor, self.page_size // self._dcp_size
+        return translate_token_ids(loc=loc, v2p=table, page_size=rows, out=out)
 
     def translate_write_loc(
         self,
@@ -362,19 +364,21 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         out: torch.Tensor | None = None,
         out_width: int | None = None,
     ) -> torch.Tensor:
-        """Where the forward writes: as `translate_kv_loc`, padded with the sink to `out_width`."""
-        result = self.translate_kv_loc(loc)
-        if out is None and (out_width is None or out_width == result.shape[0]):
-            return result
-        if out is None:
-            out = torch.zeros(out_width, dtype=result.dtype, device=result.device)
-        out[: result.shape[0]].copy_(result)
-        out[result.shape[0] :].zero_()
-        return out
+        """Where the forward writes: token ids -> physical rows, padded with 0 to `out_width`.
 
-    def translate_kv_indices_for_transfer(self, kv_indices: torch.Tensor) -> torch.Tensor:
-        """Physical token ids for a KV transfer."""
-        return self.translate_kv_loc(kv_indices)
+        Under DCP a token that another rank holds is written to the sink.
+        """
+        if out is None and out_width is not None:
+            out = torch.empty(out_width, dtype=torch.int64, device=loc.device)
+        return translate_token_ids(
+            loc=loc,
+            v2p=self.arena.blocks.tensor,
+            page_size=self.page_size // self._dcp_size,
+            dcp_size=self._dcp_size,
+            dcp_rank=self._dcp_rank,
+            out=out,
+            out_width=out_width,
+        )
 
     # -- compaction hooks --
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_batch import retract_all
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
-from sglang.srt.runtime_context import get_memory, get_schedule
+from sglang.srt.runtime_context import get_memory, get_parallel, get_schedule
 
 from sgl_kimi_k3.config import BACKEND
 from sgl_kimi_k3.memory_plan import unit_bytes_of
@@ -51,6 +51,8 @@ class StopAwareAdder(PrefillAdder):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # SGLang passes one rank's page; under DCP blocks are as many times larger as it has ranks.
+        self.page_size = self.tree_cache.page_size
         # SGLang adds evictable states to free ones; what counts is which states fit once both
         # kinds have been evicted.
         self.rem_mamba_slots = self.tree_cache.room.reclaimable_states()
@@ -268,4 +270,5 @@ def max_running_requests(original: Callable[..., int], configurator: Any, tokens
         configurator.kv_cache_dtype.itemsize,
     )
     arena = schedule.max_mamba_cache_size * state_bytes + tokens * token_bytes
-    return max(1, arena // (state_bytes + SHORT_REQUEST_TOKENS * token_bytes))
+    short = SHORT_REQUEST_TOKENS * token_bytes // get_parallel().attn_dcp_size
+    return max(1, arena // (state_bytes + short))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
-from sglang.srt.runtime_context import publish, reset_context
+from sglang.srt.runtime_context import get_parallel, publish, reset_context
 from sglang.srt.server_args import ServerArgs
 
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
@@ -70,10 +70,15 @@ class Memory:
         disable: bool = False,
         device: str = "cpu",
         page_size: int = 1,
+        dcp: int = 1,
+        rank: int = 0,
         **options: int,
     ) -> None:
-        publish_args(page_size=page_size)
-        self.page_size = page_size
+        publish_args(page_size=page_size, tp_size=dcp, dcp_size=dcp)
+        if dcp > 1:
+            get_parallel().override_permanently(dcp_rank=rank, attn_dcp_rank=rank)
+        self.page_size = page_size * dcp  # of the tree, and of every id above it
+        self.dcp, self.rank = dcp, rank
         self.device = device  # "meta" has no values: nothing is computed and nothing compared
         params = SimpleNamespace(
             shape=SimpleNamespace(conv=[(3, 2)], temporal=(1, 1, STATE_WORDS), conv_slice_axis=0),
@@ -119,10 +124,10 @@ class Memory:
                 disable=disable,
                 req_to_token_pool=self.rows,
                 token_to_kv_pool_allocator=self.allocator,
-                page_size=page_size,
+                page_size=self.page_size,
                 chunked_prefill_size=chunk,
             ),
-            Options(**{"grid": max(4, page_size), **EXACT, **options}),
+            Options(**{"grid": max(4, self.page_size), **EXACT, **options}),
             rule=None,
             kernel_chunk=kernel_chunk,
         )
@@ -138,13 +143,16 @@ class Memory:
         held = self.temporal[0, slot].flatten()
         expected = fold(tokens[:start]) if start else 0.0
         assert held.eq(expected).all(), (req.rid, start, held[:2], expected)
-        row = self.rows.req_to_token[req.kv.req_pool_idx, :end]
-        where = self.allocator.translate_kv_loc(row)
-        stored = self.kv[where[:start], 0, 0].float()
-        assert stored.tolist() == [float(t % 128) for t in tokens[:start]], req.rid
-        self.kv[where[start:]] = torch.tensor(
-            [float(t % 128) for t in tokens[start:end]], dtype=self.kv.dtype
-        ).view(-1, 1, 1)
+        row = self.rows.req_to_token[req.kv.req_pool_idx, :end].to(torch.int64)
+        mine = row % self.dcp == self.rank
+        assert mine.nonzero().flatten().tolist() == list(range(self.rank, end, self.dcp)), req.rid
+        where = self.allocator.translate_kv_loc(row // self.dcp)
+        known = torch.tensor([float(t % 128) for t in tokens[:end]], dtype=self.kv.dtype)
+        old = mine[:start].nonzero().flatten()
+        assert self.kv[where[old], 0, 0].equal(known[old]), req.rid
+        written = self.allocator.translate_write_loc(row[start:])
+        assert written.equal(torch.where(mine[start:], where[start:], 0)), req.rid
+        self.kv[written] = known[start:].view(-1, 1, 1)
         self.temporal[0, slot] = fold(tokens[:end])
 
     # -- SGLang's idle invariants, at any time --
