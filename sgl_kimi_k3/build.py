@@ -15,9 +15,9 @@ from sgl_kimi_k3.boundaries import BoundaryRule
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.compat import IncompatibleError
 from sgl_kimi_k3.config import PREFIX, Options
+from sgl_kimi_k3.context_parallel import check_page_size
 from sgl_kimi_k3.models import is_portable
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
-from sgl_kimi_k3.resolution import check_page_size
 from sgl_kimi_k3.trace import TraceWriter
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
     if kernel_chunk:
         hooks.apply(hooks.PASS_HOOKS)
         _warm_up_pass(params.req_to_token_pool, context.model_config.dtype)
+    if get_parallel().attn_dcp_size > 1 and allocator.device.type == "cuda":
+        hooks.apply(hooks.SPREAD_HOOKS)
     return KimiK3Cache(params, options, rule=rule, kernel_chunk=kernel_chunk, trace=trace)
 
 

@@ -43,9 +43,19 @@ HOOKS = (
         "stock's list of kernels leaves out the CPU's",
     ),
     Hook(
+        "sglang.srt.arg_groups.kv_cache_hook._validate_unified_memory_dcp",
+        "sgl_kimi_k3.context_parallel:validate",
+        "pages of all ranks must fit the grid and the chunk; stock's list leaves out the CPU",
+    ),
+    Hook(
         "sglang.srt.arg_groups.mamba_hook.validate_mamba_no_buffer",
         "sgl_kimi_k3.resolution:validate_no_buffer",
         "one live state per request and no tracking slots work under overlap here",
+    ),
+    Hook(
+        "sglang.srt.distributed.parallel_state.initialize_model_parallel",
+        "sgl_kimi_k3.context_parallel:make_groups",
+        "stock makes no group for a spread KV cache on a CPU",
     ),
     Hook(
         "sglang.srt.mem_cache.unified_memory_pool.init_unified_mamba_pools",
@@ -118,6 +128,17 @@ PASS_HOOKS = (
         "sgl_kimi_k3.state_pass:chunk_states",
         "a prefill pass that writes any number of states",
     ),
+)
+
+# Applied there too, where tokens are spread over GPUs (DCP): both models had imported it by name
+# before.
+SPREAD_HOOKS = tuple(
+    Hook(
+        f"sglang.srt.models.{model}.prepare_decode_context_parallel_metadata",
+        "sgl_kimi_k3.context_parallel:prefix_metadata",
+        "a prefix may end inside a page of all ranks",
+    )
+    for model in ("kimi_linear", "kimi_k3")
 )
 
 _MARK = "__sgl_kimi_k3_hook__"

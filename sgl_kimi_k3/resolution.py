@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
-from sgl_kimi_k3.config import BACKEND, PREFIX, Options
+from sgl_kimi_k3 import context_parallel
+from sgl_kimi_k3.config import BACKEND, Options
 from sgl_kimi_k3.models import is_portable
 
 if TYPE_CHECKING:
@@ -39,12 +40,6 @@ REFUSED: tuple[tuple[str, str, Any, str], ...] = (
     ),
     ("--attn-cp-size", "attn_cp_size", 1, "context-parallel prefill has not been run"),
     ("--pp-size", "pp_size", 1, "each stage would plan its own stops"),
-    (
-        "--dcp-size",
-        "dcp_size",
-        1,
-        "K3's kernel for it, cutedsl_mla, is for Blackwell (SM100), where it has not been run",
-    ),
     ("--speculative-algorithm", "speculative_algorithm", None, "draft states are not tracked yet"),
     (
         "--enable-int8-mamba-checkpoint",
@@ -67,11 +62,14 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
     """AROUND `platform_hook.handle_cpu_backends`: the first step that knows the device."""
     view = resolving_view(server_args)
     if view.radix_cache_backend == BACKEND:
+        architectures = architectures_of(server_args)
+        spread = context_parallel.check(view, architectures)
         refuse_unsupported(view)
-        check_attention_replicas(view.attn_dp_size, architectures_of(server_args))
+        check_attention_replicas(view.attn_dp_size, architectures)
         decided: dict[str, Any] = {
             "enable_unified_memory": True,
             "mamba_radix_cache_strategy": "no_buffer",
+            **spread,
         }
         if view.device == "cpu":
             decided["disable_overlap_schedule"] = True
@@ -118,22 +116,6 @@ def page_major_layout(original: Callable[[Any], None], server_args: Any) -> None
     original(server_args)
 
 
-def check_page_size(page_size: int, grid: int, dcp: int = 1) -> None:
-    """Raise ValueError unless the states' grid is made of whole pages.
-
-    Under DCP a page of the tree is one page of each of `dcp` ranks.
-    """
-    page = page_size * dcp
-    if grid % page:
-        spread = f" over --dcp-size {dcp} is {page} tokens and" if dcp > 1 else ""
-        fits = " or ".join(str(size) for size in (1, 64) if grid % (size * dcp) == 0)
-        use = f"Use --page-size {fits}, or set" if fits else "Set"
-        raise ValueError(
-            f"--page-size {page_size}{spread} does not divide {PREFIX}GRID={grid}, but states on "
-            f"the grid stand at page ends. {use} {PREFIX}GRID={-(-grid // page) * page}."
-        )
-
-
 def check_attention_replicas(replicas: int, architectures: Sequence[str]) -> None:
     """Raise ValueError if SGLang's class of this model cannot run attention in replicas.
 
@@ -162,7 +144,8 @@ def refuse_unsupported(view: Any) -> None:
                 f"--radix-cache-backend {BACKEND} does not support {flag} (got {value!r}): {why}. "
                 f"Drop {flag}."
             )
-    check_page_size(view.page_size or 1, Options.from_env(os.environ).grid, view.dcp_size or 1)
+    if view.dcp_size == 1:  # else when SGLang has chosen kernels, which choose pages
+        context_parallel.check_page_size(view.page_size or 1, Options.from_env(os.environ).grid)
     if view.kv_cache_dtype not in KV_DTYPES:
         raise ValueError(
             f"--radix-cache-backend {BACKEND} keeps MLA rows as bfloat16 or fp8, not "

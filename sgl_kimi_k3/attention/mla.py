@@ -2,7 +2,7 @@
 
 SGLang knows this backend as `torch_native`, because it chooses torch code paths elsewhere by that
 name. Each request is computed alone and in float64, rounded once: its result does not depend on
-the batch or on where a prefill was cut.
+the batch or on where a prefill was cut, nor on how many ranks hold the rows.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
+from sgl_kimi_k3.attention.spread import SpreadRows
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -24,11 +29,10 @@ QUERY_TOKENS = 256
 
 
 class Span(NamedTuple):
-    """One request's queries in the batch and the physical cache rows it sees."""
+    """One request's queries in the batch."""
 
     start: int
     stop: int
-    rows: Tensor
 
 
 class LatentAttnBackend(AttentionBackend):
@@ -40,11 +44,13 @@ class LatentAttnBackend(AttentionBackend):
         self.token_to_kv_pool = runner.token_to_kv_pool
         self.kv_index_translator = runner.kv_index_translator
         self.spans: list[Span] = []
+        self.rows: list[Tensor] = []  # the physical cache rows that each span sees
+        self.spread: SpreadRows | None = None  # under DCP: how all ranks' rows make those
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Resolve every request's cache rows once for all layers."""
+        self.spans, self.rows, self.spread = [], [], None
         if forward_batch.forward_mode.is_idle():
-            self.spans = []
             return
         seq_lens = forward_batch.seq_lens.tolist()
         if forward_batch.forward_mode.is_decode():
@@ -52,15 +58,20 @@ class LatentAttnBackend(AttentionBackend):
         else:
             query_lens = forward_batch.extend_seq_lens.tolist()
         table = self.req_to_token_pool.req_to_token
-        self.spans, start = [], 0
-        for request, length, queries in zip(
-            forward_batch.req_pool_indices.tolist(), seq_lens, query_lens, strict=True
-        ):
-            ids = table[request, :length].to(torch.int64)
-            # Under the unified pool the table holds virtual ids.
-            rows = self.kv_index_translator.translate_dcp_read_ids(ids)
-            self.spans.append(Span(start, start + queries, rows))
+        start = 0
+        for queries in query_lens:
+            self.spans.append(Span(start, start + queries))
             start += queries
+        requests = forward_batch.req_pool_indices.tolist()
+        ids = [
+            table[request, :length].to(torch.int64)
+            for request, length in zip(requests, seq_lens, strict=True)
+        ]
+        if get_parallel().attn_dcp_size > 1:
+            self.spread = SpreadRows(ids)
+            ids = [self.spread.held]
+        # Under the unified pool the table holds virtual ids.
+        self.rows = [self.kv_index_translator.translate_dcp_read_ids(one) for one in ids]
 
     def forward_extend(
         self,
@@ -79,15 +90,20 @@ class LatentAttnBackend(AttentionBackend):
         cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)[:, 0]
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         out = q.new_zeros(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        for span in self.spans:
-            seen = cache[span.rows].double()
+        for span, seen in zip(self.spans, self._seen(cache), strict=True):
             for start in range(span.start, span.stop, QUERY_TOKENS):
                 stop = min(start + QUERY_TOKENS, span.stop)
-                depth = len(span.rows) - (span.stop - start)
+                depth = len(seen) - (span.stop - start)
                 out[start:stop] = attend(
                     q[start:stop].double(), seen, layer.v_head_dim, layer.scaling, depth
                 )
         return out.flatten(1)
+
+    def _seen(self, cache: Tensor) -> Iterator[Tensor]:
+        """What each span sees of a layer's rows [slots, D]: [length, D], float64."""
+        held = (cache[rows] for rows in self.rows)
+        for rows in held if self.spread is None else self.spread.gather(next(held)):
+            yield rows.double()
 
     forward_decode = forward_extend
 

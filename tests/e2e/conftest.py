@@ -6,6 +6,7 @@
 - `timed`: started by SGLang's own command line, pages of 64, junctions only, requests time out and
   are explained.
 - `apart`: two schedulers under DP attention, each with an arena of 16 states and 1,500 tokens.
+- `spread`: as `roomy`, on two ranks of which each holds every second token's row (DCP).
 """
 
 import os
@@ -18,6 +19,7 @@ from sgl_kimi_k3.demo.checkpoint import ensure
 from tests.e2e.server import command, serving
 
 WAITING_S, RUNNING_S = 2.0, 20.0
+ROOMY = {"GRID": "16", "INTERVAL": "64", "OPPORTUNISTIC": "16"}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,9 +39,8 @@ def model():
 def roomy(model, tmp_path_factory):
     flags = ["--max-total-tokens", "16000", "--max-mamba-cache-size", "200"]
     flags += ["--max-running-requests", "16", "--chunked-prefill-size", "64"]
-    options = {"GRID": "16", "INTERVAL": "64", "OPPORTUNISTIC": "16"}
     log = tmp_path_factory.mktemp("roomy") / "server.log"
-    with serving(command(model, flags), log=log, model=model, options=options) as server:
+    with serving(command(model, flags), log=log, model=model, options=ROOMY) as server:
         yield server
 
 
@@ -79,9 +80,24 @@ def apart(model, tmp_path_factory):
     flags += ["--max-total-tokens", "1500", "--max-mamba-cache-size", "32"]
     flags += ["--chunked-prefill-size", "128"]
     options = {"INTERVAL": "0", "OPPORTUNISTIC": "64"}
-    cores = sorted(os.sched_getaffinity(0))
-    bound = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
     log = tmp_path_factory.mktemp("apart") / "server.log"
     argv = command(model, flags)
-    with serving(argv, log=log, model=model, options=options, env=bound) as server:
+    with serving(argv, log=log, model=model, options=options, env=two_cores()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def spread(model, tmp_path_factory):
+    flags = ["--tp-size", "2", "--dcp-size", "2", "--max-running-requests", "16"]
+    flags += ["--max-total-tokens", "8000", "--max-mamba-cache-size", "200"]
+    flags += ["--chunked-prefill-size", "64"]
+    log = tmp_path_factory.mktemp("spread") / "server.log"
+    argv = command(model, flags)
+    with serving(argv, log=log, model=model, options=ROOMY, env=two_cores()) as server:
+        yield server
+
+
+def two_cores():
+    """SGLang binds each rank of a CPU to a core that is named."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}

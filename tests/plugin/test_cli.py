@@ -71,11 +71,12 @@ class View:
 
     page_size = None
     mamba_radix_cache_strategy = "auto"
-    attention_backend = None
+    attention_backend = prefill_attention_backend = decode_attention_backend = None
+    chunked_prefill_size = None
     device = "cpu"
     enable_hierarchical_cache = enable_lmcache = enable_mixed_chunk = False
     disaggregation_mode = "null"
-    pp_size = dcp_size = attn_dp_size = attn_cp_size = 1
+    tp_size = pp_size = dcp_size = attn_dp_size = attn_cp_size = 1
     speculative_algorithm = None
     kv_cache_dtype = "auto"
     enable_int8_mamba_checkpoint = False
@@ -100,7 +101,6 @@ def test_what_works_is_accepted() -> None:
         ("mamba_max_states_per_path", 3, "--mamba-max-states-per-path (got 3)"),
         ("pp_size", 2, "--pp-size (got 2)"),
         ("attn_cp_size", 2, "--attn-cp-size (got 2)"),
-        ("dcp_size", 8, "--dcp-size (got 8)"),
         ("speculative_algorithm", "EAGLE", "--speculative-algorithm (got 'EAGLE')"),
         ("enable_lmcache", True, "--enable-lmcache (got True)"),
         ("enable_mixed_chunk", True, "--enable-mixed-chunk (got True)"),
@@ -125,28 +125,3 @@ def test_dp_attention_needs_a_class_that_splits_states_by_replica(monkeypatch) -
         resolution.check_attention_replicas(8, ["KimiLinearForCausalLM"])
     monkeypatch.setattr(resolution, "is_portable", lambda: True)
     resolution.check_attention_replicas(8, ["KimiLinearForCausalLM"])
-
-
-@pytest.mark.parametrize(
-    ("page_size", "grid", "dcp", "told"),
-    [
-        (64, 64, 1, None),
-        (1, 64, 1, None),
-        (1, 64, 8, None),
-        (64, 512, 8, None),
-        (128, 64, 1, "--page-size 128 does not divide"),
-        (64, 64, 8, "--page-size 64 over --dcp-size 8 is 512 tokens"),
-    ],
-)
-def test_the_grid_is_made_of_whole_pages_of_all_ranks(page_size, grid, dcp, told) -> None:
-    if told is None:
-        resolution.check_page_size(page_size, grid, dcp)
-        return
-    with pytest.raises(ValueError, match=told) as caught:
-        resolution.check_page_size(page_size, grid, dcp)
-    assert f"KIMI_K3_GRID={page_size * dcp}." in str(caught.value)
-
-
-def test_no_page_size_fits_a_grid_smaller_than_its_ranks() -> None:
-    with pytest.raises(ValueError, match=r"page ends\. Set KIMI_K3_GRID=512"):
-        resolution.check_page_size(64, 4, 8)
