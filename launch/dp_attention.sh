@@ -8,6 +8,11 @@
 # requests fit: `sgl-kimi-k3 plan $MODEL --gpu-memory ... --tp GPUS --dp-attention REPLICAS` says how many.
 # K3 weighs 199 GiB a GPU at 8 GPUs and 2 replicas, which B300 hold, and 62 GiB at 32 GPUs and 4.
 #
+# DCP=N spreads the KV of a replica's requests over N of its GPUs, so that of each token only one holds
+# the row: `plan ... --dcp N`.  For K3 that takes a Blackwell; its pages are 64 tokens on each rank:
+#
+#   eight B300:        DCP=4 REPLICAS=2 MODEL=/models/Kimi-K3 bash launch/dp_attention.sh
+#
 # A conversation stays on its replica, where its prefix is, unless that one is crowded;
 # `"routed_dp_rank": N` (0 to REPLICAS - 1) in a request decides otherwise.
 # Kimi Linear is refused: SGLang's class splits its states over all GPUs.  [--dry-run] [any sglang flag]
@@ -18,6 +23,7 @@ set -euo pipefail
 MODEL=${MODEL:-moonshotai/Kimi-K3}
 GPUS=${GPUS:-8}              # of all machines
 REPLICAS=${REPLICAS:-2}      # each of GPUS / REPLICAS GPUs, which split a state's heads
+DCP=${DCP:-1}                # GPUs of a replica that share one copy of its KV; divides GPUS / REPLICAS
 NODES=${NODES:-1}
 HEAD=${HEAD:-}               # of several machines: the first's address on the fast network, a free port
 RANK=${RANK:-}               # and which one this is, 0 to NODES - 1
@@ -49,9 +55,16 @@ if ((NODES > 1)); then
   machines=(--nnodes "$NODES" --node-rank "$RANK" --dist-init-addr "$HEAD")
 fi
 
+kernel=(--attention-backend triton)
+if ((DCP > 1)); then
+  # SGLang sets K3's kernels for spread rows itself, trtllm_mla and cutedsl_mla; states on the grid stand
+  # at the ends of pages of all ranks.
+  kernel=(--dcp-size "$DCP" --page-size 64 --kimi-k3-grid $((64 * DCP)))
+fi
+
 become sgl-kimi-k3 serve "$MODEL" --host "$HOST" --port "$PORT" \
   --tp-size "$GPUS" --ep-size "$GPUS" --attn-dp-size "$REPLICAS" "${machines[@]}" \
-  --moe-runner-backend "$MOE" --attention-backend triton --mem-fraction-static "$MEMORY" \
+  --moe-runner-backend "$MOE" "${kernel[@]}" --mem-fraction-static "$MEMORY" \
   --context-length "$CONTEXT" --max-running-requests "$REQUESTS" --chunked-prefill-size "$CHUNK" \
   --kv-cache-dtype "$KV" --kimi-k3-interval "$INTERVAL" --trust-remote-code \
   --reasoning-parser kimi_k3 --tool-call-parser kimi_k3 --enable-metrics --enable-cache-report \

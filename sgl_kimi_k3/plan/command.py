@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from sgl_kimi_k3.memory_plan import given_bytes
 from sgl_kimi_k3.plan import show
 from sgl_kimi_k3.plan.capacity import Fits, GpuMemory, IntervalCost, Server
 from sgl_kimi_k3.plan.expect import Expected, expect
-from sgl_kimi_k3.plan.model import Layout, Model
+from sgl_kimi_k3.plan.model import FULL_K3, Layout, Model
 from sgl_kimi_k3.plan.traffic import FLAGS, Profile, Traffic
 from sgl_kimi_k3.serve import CPU_DEFAULTS
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 INTERVALS = (0, 8192, 32768, 131_072)  # shown beside the one asked for
+K3_SPREAD_PAGES = (32, 64)  # what SGLang's kernels for K3 under DCP take
+SPREAD_KERNEL = "flashinfer"  # and for other classes
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -106,10 +109,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for flag, what in (
         ("--tp", "GPUs that share the model (--tp-size)"),
         ("--dp-attention", "replicas of attention among them (--attn-dp-size)"),
-        ("--dcp", "ranks that share one KV cache (--dcp-size)"),
-        ("--page-size", "tokens per block"),
+        ("--dcp", "ranks over which the tokens of a KV cache are spread (--dcp-size)"),
     ):
         server.add_argument(flag, type=int, default=1, metavar="N", help=f"{what}; default 1")
+    server.add_argument(
+        "--page-size",
+        type=int,
+        metavar="N",
+        help="tokens per block of one rank; default 1, or what K3's kernel for --dcp takes",
+    )
     server.add_argument("--dtype", default="auto", choices=("auto", *FLOATS))
     server.add_argument(
         "--kv-cache-dtype", default="auto", choices=("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
@@ -169,16 +177,20 @@ def run(options: argparse.Namespace) -> int:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """The plan for parsed arguments."""
-    chosen = Options(interval=options.kimi_k3_interval)
-    server = Server(
+    model, layout = (
         Model.read(options.config),
         Layout(options.tp, options.dp_attention, options.dcp),
-        options.page_size,
+    )
+    server = Server(
+        model,
+        layout,
+        _page_size(options, model),
         options.dtype,
         options.kv_cache_dtype,
         options.mamba_ssm_dtype,
         options.device,
     )
+    chosen = Options(interval=options.kimi_k3_interval, grid=_grid(server))
     gpu, geometry = _arena(options, server)
     context = options.context or server.model.context_len
     if not 1 <= context <= server.model.context_len or options.context == 0:
@@ -209,6 +221,25 @@ def plan_of(options: argparse.Namespace) -> Plan:
         command=serve_line(options, server, fits, context),
         warnings=tuple(_warnings(options, server, traffic.profile, fits, context)),
     )
+
+
+def _page_size(options: argparse.Namespace, model: Model) -> int:
+    """The one asked for, if K3's kernel for spread rows can have it."""
+    asked: int | None = options.page_size
+    if options.dcp == 1 or options.device == "cpu" or model.name != FULL_K3:
+        return 1 if asked is None else asked
+    if asked not in (None, *K3_SPREAD_PAGES):
+        raise ValueError(
+            f"--page-size {asked} with --dcp {options.dcp}: SGLang decodes {model.name} with "
+            f"cutedsl_mla there, which takes pages of {' or '.join(map(str, K3_SPREAD_PAGES))}"
+        )
+    return asked or max(K3_SPREAD_PAGES)
+
+
+def _grid(server: Server) -> int:
+    """The default, under DCP the nearest multiple that is made of pages of all ranks."""
+    ranks = server.layout.dcp
+    return Options().grid if ranks == 1 else math.lcm(Options().grid, server.page_size * ranks)
 
 
 def _arena(options: argparse.Namespace, server: Server) -> tuple[GpuMemory | None, Geometry]:
@@ -261,12 +292,20 @@ def serve_line(
         ("--context-length", min(context, fits.longest_request), server.model.context_len),
         ("--max-running-requests", max(fits.requests, layout.dp), None),
         ("--kimi-k3-interval", options.kimi_k3_interval, Options().interval),
+        ("--kimi-k3-grid", _grid(server), Options().grid),
+        ("--attention-backend", SPREAD_KERNEL if _takes_flashinfer(server) else None, None),
     )
     words += [str(word) for flag, value, usual in pairs if value != usual for word in (flag, value)]
     if server.model.attn_residual:
         words += ["--trust-remote-code", "--reasoning-parser", "kimi_k3"]
         words += ["--tool-call-parser", "kimi_k3"]
     return (*words, "--enable-metrics", "--enable-cache-report")
+
+
+def _takes_flashinfer(server: Server) -> bool:
+    """Whether `serve` reads spread rows with it; for its own class of K3 SGLang sets kernels."""
+    spread = server.layout.dcp > 1 and server.device == "cuda"
+    return spread and server.model.name != FULL_K3
 
 
 def _warnings(
@@ -306,14 +345,15 @@ def _warnings(
         refused.append(
             ("--attn-dp-size", layout.dp, "SGLang's Kimi Linear splits states over all GPUs")
         )
-    if layout.dcp > 1:
-        refused.append(("--dcp-size", layout.dcp, "it needs a Blackwell and has not been run"))
-    grid, page = Options().grid, server.page_size * layout.dcp
-    if grid % page:
-        spread = f" on {layout.dcp} ranks are {page} tokens and" if layout.dcp > 1 else ""
-        refused.append(
-            ("--page-size", server.page_size, f"its pages{spread} do not divide the grid of {grid}")
+    if layout.dcp > 1 and server.device == "cuda" and server.model.name == FULL_K3:
+        found.append(
+            f"--dcp-size {layout.dcp}: SGLang's kernel for {FULL_K3} there runs on a Blackwell "
+            "only; `serve` refuses it elsewhere"
         )
+    grid = _grid(server)
+    if grid % server.page_size:
+        why = f"its pages do not divide the grid of {grid}"
+        refused.append(("--page-size", server.page_size, why))
     found += [
         f"these figures hold, but `serve` refuses {flag} {value}: {why}"
         for flag, value, why in refused

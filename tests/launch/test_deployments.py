@@ -27,9 +27,22 @@ K3_FLAGS = ["--attention-backend", "triton"]
 
 # flags -> what the one line must say
 REFUSED = {
-    ("--dcp-size", "8"): ("--dcp-size", "got 8", "Blackwell", "Drop --dcp-size"),
+    ("--dcp-size", "8"): ("--attention-backend triton", "--decode-attention-backend cutedsl_mla"),
+    ("--dcp-size", "8", "--attention-backend", "cutedsl_mla"): (
+        *("--dcp-size 8", "needs a Blackwell", "SM90", "Drop --dcp-size"),
+    ),
+    ("--dcp-size", "3"): ("--dcp-size 3", "--tp-size 8", "Use --dcp-size 2 or 4 or 8"),
     ("--kimi-k3-interval", "100"): ("KIMI_K3_INTERVAL=100", "64 and 128"),
     ("--kv-cache-dtype", "mxfp8"): ("--kv-cache-dtype mxfp8", "Use --kv-cache-dtype fp8_e4m3"),
+}
+
+# On B300: variables of dp_attention.sh, flags behind it
+SPREAD = {
+    "DCP": ({"DCP": "4"}, ()),
+    "DCP of all GPUs": ({"DCP": "8", "REPLICAS": "1"}, ()),
+    "DCP, pages too large": ({"DCP": "4"}, ("--kimi-k3-grid", "64")),
+    "DCP, chunks too small": ({"DCP": "4", "CHUNK": "16200"}, ()),
+    "DCP across replicas": ({"DCP": "8"}, ()),
 }
 
 
@@ -100,6 +113,10 @@ def answers(k3):
     old[at : at + 1] = ["--enable-dp-attention", "--dp-size"]
     cases = servers(k3) | {"dp_attention.sh, old spelling": old}
     cases |= {words: ["serve", k3, "--tp-size", "8", *K3_FLAGS, *words] for words in REFUSED}
+    cases = {name: ("H200", words) for name, words in cases.items()}
+    for name, (variables, flags) in SPREAD.items():
+        (words,) = commands("dp_attention.sh", MODEL=k3, **variables)
+        cases[name] = ("B300", [*words[1:], *flags])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.launch.arguments"],
         input=json.dumps(list(cases.values())),
@@ -150,6 +167,32 @@ def test_what_is_particular_to_each(answers):
     first, second = (answers[f"replicas.sh {n}"]["resolved"] for n in range(2))
     assert (first["base_gpu_id"], second["base_gpu_id"]) == (0, 4)
     assert (first["port"], second["port"]) == (30_001, 30_002)
+
+
+@pytest.mark.parametrize(("name", "dcp"), [("DCP", 4), ("DCP of all GPUs", 8)])
+def test_k3_spreads_its_kv_over_a_replica_of_b300(answers, name, dcp):
+    answer = answers[name]
+    assert answer["status"] == 0, answer["output"][-2000:]
+    spread = answer["resolved"]
+    assert (spread["tp_size"], spread["dcp_size"], spread["attn_dp_size"]) == (8, dcp, 8 // dcp)
+    assert (spread["page_size"], spread["radix_cache_backend"]) == (64, "kimi_k3")
+    kernels = spread["prefill_attention_backend"], spread["decode_attention_backend"]
+    assert kernels == ("trtllm_mla", "cutedsl_mla")
+    assert f"on one of {dcp} ranks" in answer["output"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("DCP, pages too large", ("64 over --dcp-size 4 is 256 tokens", "KIMI_K3_GRID=256")),
+        ("DCP, chunks too small", ("--chunked-prefill-size leaves 8100", "such as 8192")),
+        ("DCP across replicas", ("--dcp-size 8", "4 rank(s)", "Use --dcp-size 2 or 4")),
+    ],
+)
+def test_what_cannot_be_spread_is_refused(answers, name, told):
+    answer = answers[name]
+    assert answer["status"] == 2, answer["output"][-2000:]
+    assert all(part in answer["output"].splitlines()[-1] for part in told), answer["output"][-500:]
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.unified_memory_pool import MLASubPoolSpec
 from sglang.srt.runtime_context import get_parallel, get_schedule, reset_context
 
 from mempool import Geometry
-from sgl_kimi_k3 import cli, resolution
+from sgl_kimi_k3 import cli, context_parallel, resolution
 from sgl_kimi_k3.demo import checkpoint
 from sgl_kimi_k3.plan.capacity import Fits, GpuMemory, IntervalCost, Server
 from sgl_kimi_k3.plan.command import configure, plan_of, size
@@ -27,6 +27,7 @@ from tests.plugin.test_cli import View
 K3 = Path(__file__).parents[2] / "launch/kimi_k3.config.json"
 # model.safetensors.index.json of moonshotai/Kimi-K3, its vision tower of 168 tensors included.
 K3_INDEX_BYTES = 1_560_860_324_864
+DCP_8 = ("--dcp", "8")
 SMALL = Profile(prompt=10, shared=4, turn=3, output=2, turns=3)
 
 
@@ -239,7 +240,6 @@ def test_the_simulated_ceiling_is_the_profiles():
 @pytest.mark.parametrize(
     ("flag", "attribute", "words"),
     [
-        ("--dcp-size 8", "dcp_size", ("--dcp", "8")),
         ("--page-size 48", "page_size", ("--page-size", "48")),
     ],
 )
@@ -251,6 +251,48 @@ def test_what_serve_refuses_is_said(flag, attribute, words):
     setattr(view, attribute, int(words[1]))
     with pytest.raises(ValueError, match=flag.split()[0]):
         resolution.refuse_unsupported(view)
+
+
+def test_k3_over_ranks_that_share_a_cache_gets_its_pages_and_grid(monkeypatch):
+    """SGLang's kernel takes pages of 64: 512 tokens on eight ranks, no multiple of which is 64."""
+    one, eight = (planned("--gpu-memory", "268g", "--tp", "8", *words) for words in ((), DCP_8))
+    line = shlex.join(eight.command)
+    for words in ("--dcp-size 8", "--page-size 64", "--kimi-k3-grid 512"):
+        assert words in line
+    assert "--attention-backend" not in line
+    assert any("Blackwell only" in warning for warning in eight.warnings)
+    assert not any("these figures hold" in warning for warning in eight.warnings)
+    assert eight.geometry.block_size == 512
+    assert eight.fits.longest_request > 7 * one.fits.longest_request
+    monkeypatch.setenv("KIMI_K3_GRID", "512")
+    view = View()
+    view.page_size, view.dcp_size, view.chunked_prefill_size = 64, 8, 8192
+    resolution.refuse_unsupported(view)
+    context_parallel.check_sizes(view)
+
+
+def test_k3s_kernel_for_spread_rows_takes_two_page_sizes():
+    words = ("--gpu-memory", "268g", "--tp", "8", *DCP_8, "--page-size")
+    assert planned(*words, "32").geometry.block_size == 256
+    with pytest.raises(ValueError, match=r"--page-size 1 with --dcp 8: .* pages of 32 or 64"):
+        planned(*words, "1")
+
+
+def test_a_text_tower_reads_spread_rows_with_flashinfer(tmp_path):
+    config = json.loads(K3.read_text("utf-8"))["text_config"]
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "architectures": ["KimiK3LinearForCausalLM"]})
+    )
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    words = ["--gpu-memory", "268g", "--tp", "8", "--dcp", "2", "--no-simulation"]
+    plan = plan_of(parser.parse_args([str(tmp_path), "--weight-bytes", "1g", *words]))
+    line = shlex.join(plan.command)
+    assert "--dcp-size 2" in line
+    assert "--attention-backend flashinfer" in line
+    assert "--page-size" not in line
+    assert "--kimi-k3-grid" not in line
+    assert plan.geometry.block_size == 2
 
 
 def test_attention_replicas_are_planned_and_told_of():
