@@ -46,6 +46,7 @@ class Gate:
         self._arena = arena
         self._room = room
         self._state_tokens = state_tokens
+        self._away_limit = arena.geometry.total_bytes // AWAY_SHARE
         self.turnstile = Turnstile(limit)
         self.held: list[Req] = []  # in the last pass
         self.short = False  # whether there was not room for all who wait
@@ -71,14 +72,16 @@ class Gate:
     def _decide(self, queue: list[Req], running: list[Req], rest: int, ratio: float) -> None:
         for req in queue:
             req.__dict__.setdefault("kimi_k3_arrived", self._cache.held.tick)
-        promised = rest + sum(_answer(req, ratio) for req in running)
-        room = self._spare_tokens() - int(promised)
-        self.short = room < sum(self._need(req, 0) for req in queue)  # if they resume nothing
+        self.held = []
+        promised = int(rest + sum(_answer(req, ratio) for req in running))
+        need = promised + sum(self._need(req, 0) for req in queue)  # if they resume nothing
+        plain = need <= self._room_beside(self._away_limit)  # whoever is away
+        room = 0 if plain else self._room_beside_those_away()
+        self.short = not plain and need > room
         if not self.short:
-            self.held = []
             return
         waiting = self._look_at_all(queue)
-        self.turnstile.hold_back(waiting, room=room, idle=not running and not rest)
+        self.turnstile.hold_back(waiting, room=room - promised, idle=not running and not rest)
         self.held = [req for req, one in zip(queue, waiting, strict=True) if one.held]
 
     def admitted(self, queue: list[Req], left: list[Req]) -> None:
@@ -101,16 +104,22 @@ class Gate:
         arrived = req.__dict__.get("kimi_k3_arrived", self._cache.held.tick)
         self._cache.returns.came(req.lock.pin.turn, req.lock.node, arrived)
 
-    def _spare_tokens(self) -> int:
+    def _room_beside_those_away(self) -> int:
         """Tokens that fit without what conversations need that will go on soon."""
         geometry = self._arena.geometry
         keep = needed_by(
             {**self._cache.held.expected, **dict.fromkeys(self.due())},
             state_bytes=geometry.state_bytes,
             block_bytes=geometry.block_bytes,
-            limit=geometry.total_bytes // AWAY_SHARE,
+            limit=self._away_limit,
         )
         return self._room.reclaimable_blocks(*keep) * geometry.block_size
+
+    def _room_beside(self, size: int) -> int:
+        """Tokens that fit without that many bytes, whoever needs them."""
+        geometry = self._arena.geometry
+        blocks = self._room.reclaimable_blocks() - size // geometry.block_bytes
+        return (blocks - 1) * geometry.block_size
 
     def _need(self, req: Req, resumed: int) -> int:
         """As `PrefillAdder.add_one_req` counts."""
