@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def test_more_conversations_than_fit_do_not_take_each_others_states() -> None:
 
 
 def test_once_let_in_a_stranger_is_followed_by_as_many_as_before() -> None:
-    """Three agents of whom one always runs, and strangers who need more than is left beside them."""
+    """Three agents of whom one always runs; strangers need more than is left beside them."""
     limit, turns = 4, 0
     world = World(tokens=420, states=14, rows=8, chunk=64, overtake=limit)
     history = [[1000 * agent + i for i in range(100)] for agent in range(3)]
@@ -73,7 +74,7 @@ def test_once_let_in_a_stranger_is_followed_by_as_many_as_before() -> None:
             passed.append(turns)
             tokens = [100_000 * (len(strangers) + 1) + i for i in range(180)]
             strangers.append(world.request(tokens, 4))
-    between = [after - before for before, after in zip(passed, passed[1:], strict=False)]
+    between = [after - before for before, after in pairwise(passed)]
     assert len(between) >= 3
     assert median(between) >= limit, f"each is passed by as many, not only the first: {between}"
     assert world.tree.gate.turnstile.let_in > 0
