@@ -227,8 +227,8 @@ def test_a_rank_reads_its_own_rows_of_prefixes_of_any_length(rank, lengths, monk
     ]
     laid = torch.cat([table[row, :length] for row, length in enumerate(lengths)])
     stock = SimpleNamespace(dcp_local_prefix_kv_indices=laid[rank::dcp] // dcp)
-    aligned = all(length % dcp == 0 for length in lengths)
-    assert (stock.dcp_local_prefix_kv_indices.tolist() == right) == aligned or rank
+    if all(length % dcp == 0 for length in lengths):  # what stock takes for granted
+        assert stock.dcp_local_prefix_kv_indices.tolist() == right
 
     with get_parallel().override(dcp_size=dcp, dcp_rank=rank, dcp_enabled=True):
         found = context_parallel.prefix_metadata(lambda **_: stock, **batch)
