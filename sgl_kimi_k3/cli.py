@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif rest:
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return importlib.import_module(COMMANDS[options.command][0]).run(options)
+        status: int = importlib.import_module(COMMANDS[options.command][0]).run(options)
+        sys.stdout.flush()
     except (IncompatibleError, ValueError) as error:
         print(f"sgl-kimi-k3: {error}", file=sys.stderr)  # noqa: T201  # a command line speaks
         return 2
+    except BrokenPipeError:  # `| head` has read enough; what Python still flushes goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgl_kimi_k3 import compat
@@ -44,6 +45,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check versions and options, then serve until told to stop."""
     compat.check_version()
+    if options.model.startswith(("/", ".")) and not Path(options.model).exists():
+        raise ValueError(
+            f"MODEL {options.model}: there is no such folder. Give one with a config.json, or a "
+            "name such as moonshotai/Kimi-K3."
+        )
     for field in fields(Options):
         value = getattr(options, f"option_{field.name}")
         if value is not None:

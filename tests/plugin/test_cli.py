@@ -1,12 +1,17 @@
 """`sgl-kimi-k3`: its commands; `serve`: arguments, refusals, the memory plan."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from mempool import Geometry
 from sgl_kimi_k3 import cli, resolution, serve
 from sgl_kimi_k3.memory_plan import MemoryPlan
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_defaults_fill_only_what_was_not_given() -> None:
@@ -26,6 +31,23 @@ def test_on_cuda_stock_defaults_stay() -> None:
 def test_a_bad_option_ends_with_status_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "m", "--kimi-k3-grid", "0"]) == 2
     assert capsys.readouterr().err == "sgl-kimi-k3: KIMI_K3_GRID=0: must be at least 1 token\n"
+
+
+def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "/models/nowhere"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("sgl-kimi-k3: MODEL /models/nowhere: there is no such folder.")
+    assert len(told.splitlines()) == 1
+
+
+def test_whoever_has_read_enough_sees_no_traceback() -> None:
+    script = Path(sys.executable).with_name("sgl-kimi-k3")
+    argv = [str(script), "plan", "launch/kimi_k3.config.json"]
+    argv += ["--gpu-memory", "143771m", "--tp", "16", "--no-simulation", "--json"]
+    command = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    command.stdout.close()  # as `| head` does, and before anything is written
+    assert command.stderr.read() == b""
+    assert command.wait() == 1
 
 
 def test_every_command_is_listed_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ const charts = {
     series: Object.entries(PARTS).map(([key, [label, tip]]) => ({ label, tip, color: key })),
   }),
   itl: new Chart("itl", {
-    title: "Time between tokens", format: seconds, axis: secondsTick, none: "No output in this time",
+    title: "Time between tokens", format: seconds, axis: secondsTick, none: "No streamed reply in this time",
     series: [{ label: "p50", color: "text" }, { label: "p95", color: "known", dash: true }],
   }),
   output: new Chart("output", {

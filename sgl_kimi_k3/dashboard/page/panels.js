@@ -12,7 +12,7 @@ const named = (table, key) => table[key] ?? [key, `“${key}” on /metrics.`];
 const TILES = [
   ["hit", "Token hit rate", "Prompt tokens that were not computed again, as a share of all of them, over the time shown."],
   ["ttft", "Time to first token", "Half of the requests in the time shown got their first token faster than this."],
-  ["itl", "Time between tokens", "Half of the steps from one output token to the next were faster than this."],
+  ["itl", "Time between tokens", "Of streamed replies: half of the steps from one token to the next were faster than this."],
   ["prompt", "Prompt tokens", "Prompt tokens per second, resumed and computed together."],
   ["output", "Output tokens", "Generated tokens per second."],
   ["load", "Requests running", "Requests in the batch now; those queued wait for memory or a place."],
