@@ -1,7 +1,7 @@
 """`python -m tests.dashboard.picture URL FILE [--dark] [--phone]`: the page at URL as a picture.
 
-docs/dashboard.png is the page of a `sgl-kimi-k3 dashboard` beside a `quickstart.sh --keep`, under some
-minutes of streamed conversations: continued, edited, and about documents of their own.
+docs/dashboard.png is the page of a `sgl-kimi-k3 dashboard` beside a `quickstart.sh --keep`, under
+some minutes of streamed conversations: continued, edited, and about documents of their own.
 """
 
 import argparse
