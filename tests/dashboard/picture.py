@@ -1,7 +1,7 @@
 """`python -m tests.dashboard.picture URL FILE [--dark] [--phone]`: the page at URL as a picture.
 
 docs/dashboard.png is the page of a `sgl-kimi-k3 dashboard` beside a `quickstart.sh --keep`, under
-some minutes of streamed conversations: continued, edited, and about documents of their own.
+a minute of streamed conversations: continued, edited, and about documents of their own.
 """
 
 import argparse
@@ -15,12 +15,13 @@ DESK = {"viewport": {"width": 1440, "height": 900}}
 
 
 def take(url: str, file: str, *, dark: bool, phone: bool) -> None:
-    """The whole page, once its figures are there."""
+    """The whole page, its last minute."""
     shown = PHONE if phone else DESK
     with chromium() as browser:
         page = browser.new_page(**shown, color_scheme="dark" if dark else "light")
         page.goto(url)
         expect(page.locator("#live")).to_have_text("Live", timeout=30_000)
+        page.get_by_text("1 min", exact=True).click()
         page.wait_for_timeout(3000)
         page.screenshot(path=file, full_page=True)
 
