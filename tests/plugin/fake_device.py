@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from sglang.srt.mem_cache.allocator import unified_sub_pool
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mempool import storage
@@ -85,6 +86,13 @@ class CountingMover:
         type(self).zeroed += len(indices)
 
 
+class KernelWithoutDriver:
+    """SGLang's Triton kernel that writes token ids; nothing compiles here."""
+
+    def __getitem__(self, grid):
+        return lambda *_: None
+
+
 @contextmanager
 def fake_device(patch: pytest.MonkeyPatch) -> Iterator[tuple[Watch, type[CountingMover]]]:
     """Storage on the meta device counts instead of moving; pinned memory is known by address."""
@@ -97,4 +105,5 @@ def fake_device(patch: pytest.MonkeyPatch) -> Iterator[tuple[Watch, type[Countin
 
     patch.setattr(storage, "_default_mover", lambda _: mover)
     patch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    patch.setattr(unified_sub_pool, "alloc_extend_kernel", KernelWithoutDriver())
     yield watch, mover

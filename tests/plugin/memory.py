@@ -72,6 +72,9 @@ class Memory:
         page_size: int = 1,
         dcp: int = 1,
         rank: int = 0,
+        token_bytes: int = TOKEN_BYTES,
+        state_words: int = STATE_WORDS,
+        context: int = 4096,
         **options: int,
     ) -> None:
         publish_args(page_size=page_size, tp_size=dcp, dcp_size=dcp)
@@ -81,7 +84,7 @@ class Memory:
         self.dcp, self.rank = dcp, rank
         self.device = device  # "meta" has no values: nothing is computed and nothing compared
         params = SimpleNamespace(
-            shape=SimpleNamespace(conv=[(3, 2)], temporal=(1, 1, STATE_WORDS), conv_slice_axis=0),
+            shape=SimpleNamespace(conv=[(3, 2)], temporal=(1, 1, state_words), conv_slice_axis=0),
             dtype=SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32),
             layers=[0],
         )
@@ -96,12 +99,12 @@ class Memory:
             end_layer=2,
             is_draft_worker=False,
             use_mla_backend=True,
-            kv_lora_rank=8,
+            kv_lora_rank=token_bytes // 2 - 8,
             qk_rope_head_dim=8,
             mamba_layer_ids=[0],
             full_attention_layer_ids=[1],
             mamba2_cache_params=params,
-            model_context_len=4096,
+            model_context_len=context,
             extra_max_context_len=4,
             max_total_num_tokens=tokens,
             max_mamba_cache_size=states,

@@ -135,8 +135,8 @@ def test_blocks_of_many_tokens_are_allocated_without_waiting(monkeypatch):
         def __getitem__(self, grid):
             return lambda *_args: launched.append(grid)
 
-    monkeypatch.setattr(unified_sub_pool, "alloc_extend_kernel", Kernel())
     with fake_device(monkeypatch) as (watch, _):
+        monkeypatch.setattr(unified_sub_pool, "alloc_extend_kernel", Kernel())
         four = allocator(4, "meta")
         with watch:
             extended, decoded = extend_and_decode(four)

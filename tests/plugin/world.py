@@ -29,6 +29,8 @@ from tests.plugin.memory import Memory, fold
 class World(Memory):
     """One scheduler: its memory, its queue and its running requests."""
 
+    pass_tokens = 4096  # of one prefill pass, SGLang's `max_prefill_tokens`
+
     def __init__(
         self, *, chunk: int = 64, overlap: bool = False, beside: bool = False, **sizes: Any
     ) -> None:
@@ -127,7 +129,7 @@ class World(Memory):
             return []
         adder_class = scheduler.prefill_adder_class(lambda _: PrefillAdder, self.scheduler)
         adder = adder_class(
-            self.page_size, self.tree, self.allocator, running, 0.5, 4096, self.chunk
+            self.page_size, self.tree, self.allocator, running, 0.5, self.pass_tokens, self.chunk
         )
         if self.chunked is not None:
             self.chunked.init_next_round_input()
@@ -147,6 +149,7 @@ class World(Memory):
                     self.rows.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(-1))
                     req.kv.mamba_pool_idx = None
             if result.name != "CONTINUE":
+                running.batch_is_full = result.name == "NO_TOKEN"
                 break
         self.rows.mamba_allocator.alloc_group_end()
         admitted = set(map(id, adder.can_run_list))
@@ -239,13 +242,18 @@ class World(Memory):
                 return None
             self.retract(self.running[-1])
         reqs = list(self.running)
+        tokens = self._extend_rows(reqs)
+        for req in reqs:
+            self._forward(req, req.kv.kv_committed_len - tokens, req.kv.kv_committed_len)
+        return [(req, self._sample(req)) for _ in range(tokens) for req in reqs], False
+
+    def _extend_rows(self, reqs: list[Req]) -> int:
+        """Take memory for the next token of each; how many tokens that is."""
         batch = self._batch(reqs, [req.kv.kv_committed_len for req in reqs])
         batch.req_pool_indices_cpu = torch.tensor([req.kv.req_pool_idx for req in reqs])
         batch.req_pool_indices = batch.req_pool_indices_cpu.to(self.device)
         alloc_for_decode(batch, 1)
-        for req in reqs:
-            self._forward(req, req.kv.kv_committed_len - 1, req.kv.kv_committed_len)
-        return [(req, self._sample(req)) for req in reqs], False
+        return 1
 
     def retract(self, req: Req) -> None:
         """What SGLang's `release_req` does, with our hook around it."""
