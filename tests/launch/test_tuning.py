@@ -37,8 +37,9 @@ def test_every_flag_named_exists():
     command.configure(plan)
     for parser in (sglang, plan):
         known |= set(parser._option_string_actions)
-    simulator = (ROOT / "radix/sim/__main__.py").read_text("utf-8")
-    known |= set(re.findall(r'"(--[a-z-]+)"', simulator))
+    for command_line in ("radix/sim/__main__.py", "tests/bench/crowd.py"):
+        text = (ROOT / command_line).read_text("utf-8")
+        known |= set(re.findall(r'"(--[a-z-]+)"', text))
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", TEXT))
     assert len(named) > 15
     assert named <= known, named - known
