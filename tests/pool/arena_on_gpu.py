@@ -77,7 +77,7 @@ def check() -> str:
     assert arena.pool.report().counters.moves > 0
     for side, device in ((Side.STATE, arena.states), (Side.BLOCK, arena.blocks)):
         table = arena.pool.table_of(side)
-        assert np.array_equal(device.tensor.cpu().numpy(), table.indices)
+        assert np.array_equal(device.tensor.cpu().numpy(), table.homes)
         rows = arena.storage.rows(side)
         for (kind, one), stamp in held.items():
             if kind is side:
