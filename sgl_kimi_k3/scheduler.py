@@ -49,10 +49,14 @@ class StopAwareAdder(PrefillAdder):
 
     tree_cache: KimiK3Cache
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # SGLang passes one rank's page; under DCP blocks are as many times larger as it has ranks.
-        self.page_size = self.tree_cache.page_size
+    def __init__(
+        self,
+        page_size: int,  # noqa: ARG002  # one rank's; under DCP a block is one page of each rank
+        tree_cache: KimiK3Cache,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(tree_cache.page_size, tree_cache, *args, **kwargs)
         # SGLang adds evictable states to free ones; what counts is which states fit once both
         # kinds have been evicted.
         self.rem_mamba_slots = self.tree_cache.room.reclaimable_states()

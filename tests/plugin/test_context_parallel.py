@@ -18,6 +18,8 @@ from sgl_kimi_k3.pool_adapter import build_pools
 from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
 from tests.bench.pool_peer import context, sizes
 from tests.plugin.test_cli import View
+from tests.plugin.test_life import prompt
+from tests.plugin.world import World
 
 K3, TEXT, LINEAR = (
     "KimiK3ForConditionalGeneration",
@@ -233,3 +235,22 @@ def test_a_rank_reads_its_own_rows_of_prefixes_of_any_length(rank, lengths, monk
     with get_parallel().override(dcp_size=dcp, dcp_rank=rank, dcp_enabled=True):
         found = context_parallel.prefix_metadata(lambda **_: stock, **batch)
     assert found.dcp_local_prefix_kv_indices.tolist() == right
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_admission_counts_blocks_of_all_ranks(seed: int) -> None:
+    """Turns of six users in arenas that hold two or three of them: what is admitted fits."""
+    for arena in (80, 160):
+        rng = random.Random(seed)
+        world = World(
+            dcp=4, page_size=16, tokens=arena, states=8, rows=8, overlap=True,
+            chunk=4096, kernel_chunk=4,
+        )  # fmt: skip
+        history = [prompt(user, rng.randrange(5, 40)) for user in range(1, 7)]
+        for _ in range(4):
+            requests = [world.request(tokens, new=rng.randrange(1, 6)) for tokens in history]
+            world.run(*requests)
+            history = [
+                [*req.origin_input_ids, *req.output_ids, *prompt(7, rng.randrange(1, 30))]
+                for req in requests
+            ]

@@ -128,8 +128,9 @@ class World(Memory):
         if not state.waiting_queue and self.chunked is None:
             return []
         adder_class = scheduler.prefill_adder_class(lambda _: PrefillAdder, self.scheduler)
+        page_size = self.page_size // self.dcp  # SGLang passes one rank's
         adder = adder_class(
-            self.page_size, self.tree, self.allocator, running, 0.5, self.pass_tokens, self.chunk
+            page_size, self.tree, self.allocator, running, 0.5, self.pass_tokens, self.chunk
         )
         if self.chunked is not None:
             self.chunked.init_next_round_input()
@@ -235,7 +236,7 @@ class World(Memory):
         if not self.before_decode():
             return None
         while not self.allocator.check_decode_capacity(
-            num_tokens=len(self.running), tree_cache=self.tree
+            num_tokens=self._next_tokens(), tree_cache=self.tree
         ):
             if len(self.running) == 1:
                 self.abort(self.running[0])
@@ -255,6 +256,11 @@ class World(Memory):
         alloc_for_decode(batch, 1)
         return 1
 
+    def _next_tokens(self) -> int:
+        """`ScheduleBatch.new_tokens_required_next_decode`: those of the blocks that begin."""
+        size = self.page_size
+        return size * sum(req.kv.kv_committed_len % size == 0 for req in self.running)
+
     def retract(self, req: Req) -> None:
         """What SGLang's `release_req` does, with our hook around it."""
         self.running.remove(req)
@@ -269,7 +275,7 @@ class World(Memory):
 
         def check_decode_mem() -> bool:
             return self.allocator.check_decode_capacity(
-                num_tokens=len(self.running), tree_cache=self.tree
+                num_tokens=self._next_tokens(), tree_cache=self.tree
             )
 
         batch = SimpleNamespace(
