@@ -257,9 +257,13 @@ class World(Memory):
         return 1
 
     def _next_tokens(self) -> int:
-        """`ScheduleBatch.new_tokens_required_next_decode`: those of the blocks that begin."""
+        """No less than `ScheduleBatch.new_tokens_required_next_decode`: the blocks that begin.
+
+        A token each where none begins, so that a test can be short of memory inside a block.
+        """
         size = self.page_size
-        return size * sum(req.kv.kv_committed_len % size == 0 for req in self.running)
+        begin = sum(req.kv.kv_committed_len % size == 0 for req in self.running)
+        return max(size * begin, len(self.running))
 
     def retract(self, req: Req) -> None:
         """What SGLang's `release_req` does, with our hook around it."""
