@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_kimi_k3.attention import spread
+from sgl_kimi_k3.limits import limits
+from tests.plugin.memory import publish_args
 from tests.plugin.test_life import prompt
 from tests.plugin.world import World
 
@@ -56,6 +58,15 @@ def test_as_many_more_tokens_fit_as_there_are_ranks(dcp):
     states = [pool.mamba_allocator.schedulable_available_size() for pool in (one, many)]
     assert states[0] == states[1]
     assert many.mamba_slot_full_token_cost() == dcp * one.mamba_slot_full_token_cost()
+
+
+def test_limits_count_tokens_of_all_ranks():
+    """SGLang's flag, `--max-total-tokens`, is for the rows of one."""
+    world = World(tokens=400, dcp=2)
+    most = 2 * world.arena.geometry.max_blocks
+    for rows, asked in ((400, 800), (None, None)):
+        publish_args(tp_size=2, dcp_size=2, max_total_tokens=rows)
+        assert limits(world.tree)["tokens"] == {"asked": asked, "effective": most}
 
 
 def test_two_requests_part_inside_a_page_of_all_ranks():
