@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
     from sgl_kimi_k3.cache_adapter import KimiK3Cache
     from sgl_kimi_k3.pool_adapter import ArenaAllocator
 
@@ -37,3 +40,9 @@ class JointPrefillBudget(PrefillBudget):
         """Keep tokens that a request admitted earlier is still going to need."""
         self.total_offset += tokens
         self.current_offset += tokens
+
+
+def answer_tokens(req: Req) -> int:
+    """Tokens that the request may still write, as `PrefillAdder.add_one_req` counts them."""
+    left: int = req.sampling_params.max_new_tokens - len(req.output_ids)
+    return min(max(left, 0), CLIP_MAX_NEW_TOKENS)

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 BACKEND = "kimi_k3"  # the value of --radix-cache-backend
 PREFIX = "KIMI_K3_"
 
+# Of SGLang, for those who must not import it.
+FULL_K3 = "KimiK3ForConditionalGeneration"
+K3_SPREAD_PAGES = (32, 64)  # trtllm_mla's and cutedsl_mla's, its kernels under DCP
+SPREAD_KERNEL = "flashinfer"  # under DCP, for other classes
+
 
 @dataclass(frozen=True, slots=True)
 class Options:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.arg_groups.model_override_base import attention_backends_of
 from sglang.srt.arg_groups.overrides import resolving_view
 
-from sgl_kimi_k3.config import BACKEND, PREFIX, Options
+from sgl_kimi_k3.config import (
+    BACKEND,
+    FULL_K3,
+    K3_SPREAD_PAGES,
+    PREFIX,
+    SPREAD_KERNEL,
+    Options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,13 +28,10 @@ if TYPE_CHECKING:
     import torch
     from sglang.srt.layers.dcp.metadata import DecodeContextParallelMetadata
 
-FULL_K3 = "KimiK3ForConditionalGeneration"
 # SGLang 0.5.23 arg_groups/kv_cache_hook.py, _validate_unified_memory_dcp.
 READS_SPREAD_ROWS = ("flashinfer", "trtllm_mla", "cutedsl_mla")
 K3_DECODE = "cutedsl_mla"
-DEFAULT_KERNEL = "flashinfer"
 PAGE_SIZES = (1, 64)
-FEW_PAGE_SIZES = (32, 64)  # trtllm_mla's and cutedsl_mla's; SGLang takes 64 where another is given
 
 
 def check(view: Any, architectures: Sequence[str]) -> dict[str, Any]:
@@ -61,9 +65,9 @@ def check(view: Any, architectures: Sequence[str]) -> dict[str, Any]:
     if unfit:
         raise ValueError(
             f"--attention-backend {unfit[0]} cannot read a KV cache that is spread over --dcp-size "
-            f"{ranks} ranks. Use --attention-backend {DEFAULT_KERNEL}, or drop --dcp-size."
+            f"{ranks} ranks. Use --attention-backend {SPREAD_KERNEL}, or drop --dcp-size."
         )
-    return {} if backends else {"attention_backend": DEFAULT_KERNEL}
+    return {} if backends else {"attention_backend": SPREAD_KERNEL}
 
 
 def _check_k3(view: Any, ranks: int) -> None:
@@ -88,7 +92,7 @@ def check_sizes(view: Any) -> None:
     """Raise ValueError unless the grid, and each prefill chunk, are made of pages of all ranks."""
     page_size, ranks, chunk = view.page_size, view.dcp_size, view.chunked_prefill_size
     few = {"trtllm_mla", K3_DECODE} & set(attention_backends_of(view))
-    sizes = FEW_PAGE_SIZES if few else PAGE_SIZES
+    sizes = K3_SPREAD_PAGES if few else PAGE_SIZES
     check_page_size(page_size, Options.from_env(os.environ).grid, ranks, sizes)
     page = page_size * ranks
     if chunk is not None and chunk > 0 and chunk % page:

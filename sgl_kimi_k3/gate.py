@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, CacheAgnosticPolicy
+from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
 from radix import Turnstile, Waiting, needed_by
-from sgl_kimi_k3.keys import namespace_of, tokens_of
+from sgl_kimi_k3.budget import answer_tokens
+from sgl_kimi_k3.keys import known_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -60,10 +61,10 @@ class Gate:
         `running` decode, `unfinished` is in the middle of its prefill; `ratio` is the share of
         their longest answers that running requests are expected to write.
         """
-        last = queue[-1].rid if queue else None
         rest = 0 if unfinished is None else _rest(unfinished)
         ended = self._cache.returns.ended
-        situation = (self._cache.held.tick, ended, len(queue), last, len(running), rest)
+        waiting = tuple(req.rid for req in queue)
+        situation = (self._cache.held.tick, ended, waiting, len(running), rest)
         if situation != self._decided_for:
             self._decided_for = situation
             self._decide(queue, running, rest, ratio)
@@ -73,7 +74,7 @@ class Gate:
         for req in queue:
             req.__dict__.setdefault("kimi_k3_arrived", self._cache.held.tick)
         self.held = []
-        promised = int(rest + sum(_answer(req, ratio) for req in running))
+        promised = int(rest + sum(_expected_answer(req, ratio) for req in running))
         need = promised + sum(self._need(req, 0) for req in queue)  # if they resume nothing
         plain = need <= self._room_beside(self._away_limit)  # whoever is away
         room = 0 if plain else self._room_beside_those_away()
@@ -125,7 +126,7 @@ class Gate:
         """As `PrefillAdder.add_one_req` counts."""
         prompt = len(req.origin_input_ids) + len(req.output_ids)
         page = self._arena.geometry.block_size
-        return prompt - resumed + int(_answer(req, 1.0)) + page + self._state_tokens
+        return prompt - resumed + answer_tokens(req) + page + self._state_tokens
 
     def _look_at_all(self, queue: list[Req]) -> list[Waiting]:
         """Every request's prospects; of strangers only the first is looked up in every tick."""
@@ -145,11 +146,10 @@ class Gate:
             again = tick - looked_at >= (1 if fresh else LOOK_AGAIN_TICKS)
             if self._holds(match) and not (one.stranger and again):
                 return one
-        tokens = tokens_of(req.origin_input_ids + req.output_ids)
-        match = self._cache.match(tokens, namespace_of(req))
+        match = known_of(req, self._cache)
         known["kimi_k3_looked"] = match, tick
         resumed = match.resume_len
-        stranger = not req.output_ids and 2 * resumed < len(tokens)
+        stranger = not req.output_ids and 2 * resumed < len(req.origin_input_ids)
         if one is None:
             one = known["kimi_k3_waiting"] = Waiting(0, stranger)
         one.need, one.stranger = self._need(req, resumed), stranger
@@ -164,15 +164,14 @@ class Gate:
         return checkpoint is not None and checkpoint.slot == match.slot
 
 
-def _answer(req: Req, ratio: float) -> float:
-    """Tokens that the request may still write, as `PrefillAdder` expects them of a running one."""
-    left = min(req.sampling_params.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
-    return max(left, 0) * (1.0 if req.sampling_params.ignore_eos else ratio)
+def _expected_answer(req: Req, ratio: float) -> float:
+    """Tokens that a running request will still write, as `PrefillAdder` expects."""
+    return answer_tokens(req) * (1.0 if req.sampling_params.ignore_eos else ratio)
 
 
 def _rest(req: Req) -> int:
     """Tokens that an unfinished prefill still takes, with its answer."""
-    return int(len(req.full_untruncated_fill_ids) - req.prefix_len + _answer(req, 1.0))
+    return len(req.full_untruncated_fill_ids) - req.prefix_len + answer_tokens(req)
 
 
 def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: ScheduleBatch) -> Any:

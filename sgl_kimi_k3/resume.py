@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
-
-from sgl_kimi_k3.keys import namespace_of, tokens_of
+from sgl_kimi_k3.budget import answer_tokens
+from sgl_kimi_k3.keys import known_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +41,7 @@ class Resumes:
 
         As `PrefillAdder.add_one_req` counts, with a block for each of the three places it rounds.
         """
-        new = req.sampling_params.max_new_tokens - len(req.output_ids)
-        tokens = len(req.full_untruncated_fill_ids) + min(max(new, 0), CLIP_MAX_NEW_TOKENS)
+        tokens = len(req.full_untruncated_fill_ids) + answer_tokens(req)
         geometry = self._arena.geometry
         room = geometry.blocks_above(geometry.state_end(2)) * self._size
         return tokens + 3 * self._size <= room
@@ -89,7 +87,6 @@ class Resumes:
                 known["kimi_k3_expected"] = None  # seen
                 continue
             if known["kimi_k3_expected"] is None:
-                tokens = tokens_of(req.origin_input_ids + req.output_ids)
-                known["kimi_k3_expected"] = self._cache.match(tokens, namespace_of(req))
+                known["kimi_k3_expected"] = known_of(req, self._cache)
             matches.append(known["kimi_k3_expected"])
         self._cache.expect(matches, due)

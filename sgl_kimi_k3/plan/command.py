@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sgl_kimi_k3.config import Options
+from sgl_kimi_k3.config import FULL_K3, K3_SPREAD_PAGES, SPREAD_KERNEL, Options
 from sgl_kimi_k3.memory_plan import given_bytes
 from sgl_kimi_k3.plan import show
 from sgl_kimi_k3.plan.capacity import Fits, GpuMemory, IntervalCost, Server
 from sgl_kimi_k3.plan.expect import Expected, expect
-from sgl_kimi_k3.plan.model import FULL_K3, Layout, Model
+from sgl_kimi_k3.plan.model import Layout, Model
 from sgl_kimi_k3.plan.traffic import FLAGS, Profile, Traffic
 from sgl_kimi_k3.serve import CPU_DEFAULTS
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 INTERVALS = (0, 8192, 32768, 131_072)  # shown beside the one asked for
-K3_SPREAD_PAGES = (32, 64)  # what SGLang's kernels for K3 under DCP take
-SPREAD_KERNEL = "flashinfer"  # and for other classes
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -177,13 +175,10 @@ def run(options: argparse.Namespace) -> int:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """The plan for parsed arguments."""
-    model, layout = (
-        Model.read(options.config),
-        Layout(options.tp, options.dp_attention, options.dcp),
-    )
+    model = Model.read(options.config)
     server = Server(
         model,
-        layout,
+        Layout(options.tp, options.dp_attention, options.dcp),
         _page_size(options, model),
         options.dtype,
         options.kv_cache_dtype,

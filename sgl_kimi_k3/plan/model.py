@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sgl_kimi_k3.config import FULL_K3
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,7 +22,6 @@ ITEMSIZE = {
 }
 # 4-bit values and one scale byte for every 32 of them.
 MXFP4_BYTES = 0.5 + 1 / 32
-FULL_K3 = "KimiK3ForConditionalGeneration"
 
 
 @dataclass(frozen=True, slots=True)
