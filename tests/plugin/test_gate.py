@@ -132,3 +132,20 @@ def test_the_queue_keeps_its_order_and_newcomers() -> None:
         assert world.waiting == [req for req in before if req in world.waiting]
         assert all(req in world.waiting for req in gate.held)
     assert seen
+
+
+def test_it_decides_anew_for_another_queue_of_the_same_length_and_end() -> None:
+    """One was aborted and another came back in front, between two passes."""
+    world = small()
+    running = [world.request([1000 * user + i for i in range(PROMPT)], 40) for user in (1, 2)]
+    while len(world.running) < len(running):
+        world.step()
+    first, second, last = (
+        world.request([1000 * user + i for i in range(200)], NEW) for user in (20, 21, 22)
+    )
+    gate = world.tree.gate
+    for front in (first, second):
+        queue = [front, last]
+        gate.hold_back(queue, world.running, None, 0.5)
+        assert gate.short
+        gate.admitted(queue, queue)
