@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -235,6 +239,21 @@ def test_a_rank_reads_its_own_rows_of_prefixes_of_any_length(rank, lengths, monk
     with get_parallel().override(dcp_size=dcp, dcp_rank=rank, dcp_enabled=True):
         found = context_parallel.prefix_metadata(lambda **_: stock, **batch)
     assert found.dcp_local_prefix_kv_indices.tolist() == right
+
+
+def test_gpu_ranks_read_their_own_rows_wherever_they_moved():
+    """SGLang's own metadata for FlashInfer, its kernels interpreted in a process of their own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.plugin.interpret_spread_rows"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["decode", "prefill"]
 
 
 @pytest.mark.parametrize("seed", range(8))
