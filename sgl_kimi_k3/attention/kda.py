@@ -9,7 +9,7 @@ from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBack
 from torch import Tensor
 from torch.nn import functional
 
-from sgl_kimi_k3.kernels import pointwise
+from sgl_kimi_k3.kernels import naive, pointwise
 from sgl_kimi_k3.kernels.conv import conv_decode, conv_prefill
 from sgl_kimi_k3.kernels.decode import kda_decode
 from sgl_kimi_k3.kernels.prefill import kda_prefill
@@ -116,7 +116,7 @@ def _operands(
     log_a = pointwise.log_decay(
         a.reshape(-1, *heads), layer.A_log, layer.dt_bias, layer.lower_bound
     )
-    beta = torch.sigmoid(b.double()).view(-1, layer.num_k_heads)
+    beta = naive.sigmoid(b.double()).view(-1, layer.num_k_heads)
     return (
         q.unflatten(-1, heads),
         k.unflatten(-1, heads),

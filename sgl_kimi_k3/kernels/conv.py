@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from sgl_kimi_k3.kernels import pointwise
 
 
 def conv_prefill(inputs: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +28,7 @@ def conv_prefill(inputs: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, 
     out = torch.zeros(inputs.shape, dtype=torch.float64, device=inputs.device)
     for j in range(width):
         out += window[j : j + inputs.shape[0]].double() * weight[:, j].double()
-    return functional.silu(out).to(inputs.dtype), window[1 - width :].to(rows.dtype)
+    return pointwise.silu(out).to(inputs.dtype), window[1 - width :].to(rows.dtype)
 
 
 def conv_decode(inputs: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,4 +37,4 @@ def conv_decode(inputs: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, T
     out = torch.zeros(inputs.shape, dtype=torch.float64, device=inputs.device)
     for j in range(weight.shape[1]):
         out += window[:, j].double() * weight[:, j].double()
-    return functional.silu(out).to(inputs.dtype), window[:, 1:].to(rows.dtype)
+    return pointwise.silu(out).to(inputs.dtype), window[:, 1:].to(rows.dtype)

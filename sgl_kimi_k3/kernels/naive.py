@@ -1,13 +1,22 @@
 """The operators as the model defines them, one token at a time, in the dtype given.
 
-Written for reading and for tests (pass float64); nothing here is used to serve. Sources: the
-checkpoint's `modeling_kimi_linear.py`, the Kimi K3 report (arXiv 2607.24653), fla's `naive.py`.
+Written for reading and for tests (pass float64). Sources: the checkpoint's
+`modeling_kimi_linear.py`, the Kimi K3 report (arXiv 2607.24653), fla's `naive.py`.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """`1 / (1 + exp(-x))`.
+
+    On some CPUs `torch.sigmoid` and `silu` round otherwise in the last few elements of a tensor
+    than in the others, so that an element's bits would depend on its neighbours; `exp` does not.
+    """
+    return 1 / (1 + torch.exp(-x))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -35,7 +44,7 @@ def short_conv(inputs: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, Te
     for token in inputs:
         window = torch.cat((rows, token[None]))
         mixed = (window * weight.t()).sum(0)
-        outputs.append(mixed * torch.sigmoid(mixed))
+        outputs.append(mixed * sigmoid(mixed))
         rows = window[1:]
     return torch.stack(outputs), rows
 
@@ -57,7 +66,7 @@ def log_decay(logits: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float
     if lower_bound is None:
         softplus = torch.log1p(torch.exp(-shifted.abs())) + shifted.clamp(min=0)
         return -scale * softplus
-    return lower_bound * torch.sigmoid(scale * shifted)
+    return lower_bound * sigmoid(scale * shifted)
 
 
 def delta_rule(
@@ -88,7 +97,7 @@ def delta_rule(
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Per-head RMS norm times `sigmoid(gate)` (report, equation 6); all [T, H, V]."""
-    return rms_norm(x, weight, eps) * torch.sigmoid(gate)
+    return rms_norm(x, weight, eps) * sigmoid(gate)
 
 
 def mix(rows: Tensor, query: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -111,7 +120,7 @@ def situ(gate: Tensor, up: Tensor, beta: float, linear_beta: float | None) -> Te
     """`beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta)` (equation 12)."""
     if linear_beta is not None:
         up = linear_beta * torch.tanh(up / linear_beta)
-    return beta * torch.tanh(gate / beta) * torch.sigmoid(gate) * up
+    return beta * torch.tanh(gate / beta) * sigmoid(gate) * up
 
 
 def route(
@@ -122,7 +131,7 @@ def route(
     Returns:
         Weights and expert numbers, both [T, top_k], experts ascending.
     """
-    scores = torch.sigmoid(logits)
+    scores = sigmoid(logits)
     chosen = torch.topk(scores + bias, top_k, dim=-1).indices.sort(-1).values
     weights = scores.gather(-1, chosen)
     if renormalise:

@@ -5,11 +5,12 @@ The shapes and formulas are those of `naive`; results have the dtype of the firs
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+from typing import TYPE_CHECKING
 
 from sgl_kimi_k3.kernels import naive
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -25,7 +26,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """`x * sigmoid(gate)`."""
-    return (x.double() * torch.sigmoid(gate.double())).to(x.dtype)
+    return (x.double() * naive.sigmoid(gate.double())).to(x.dtype)
 
 
 def log_decay(logits: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float | None) -> Tensor:
@@ -38,9 +39,14 @@ def situ_and_mul(gate: Tensor, up: Tensor, beta: float, linear_beta: float | Non
     return naive.situ(gate.double(), up.double(), beta, linear_beta).to(gate.dtype)
 
 
+def silu(x: Tensor) -> Tensor:
+    """`x * sigmoid(x)`, in x's dtype."""
+    return x * naive.sigmoid(x)
+
+
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`, Kimi-Linear's activation."""
-    return (functional.silu(gate.double()) * up.double()).to(gate.dtype)
+    return (silu(gate.double()) * up.double()).to(gate.dtype)
 
 
 def route(

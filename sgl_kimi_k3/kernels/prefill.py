@@ -76,21 +76,23 @@ def _prefill_one(
     # A padding row has beta 0 and decay 1: it leaves the state as it is.
     decay = _chunked(log_a.clamp(min=LOG_DECAY_MIN), lead).cumsum(2)
     q, k, v = _chunked(q, lead) * decay.exp(), _chunked(k, lead), _chunked(v, lead)
-    k_in, k_out = k * decay.exp(), (k * torch.exp(-decay)).transpose(-1, -2)
+    k_in, k_out = k * decay.exp(), k * torch.exp(-decay)
     kept = torch.exp(decay[:, :, -1:])
     k_last = k * torch.exp(decay[:, :, -1:] - decay)
-    # U = (I + tril(beta K_in K_out))^-1 (beta V - beta K_in S^T), solved for both terms at once.
-    lower = beta * (k_in @ k_out)
-    solved = torch.linalg.solve_triangular(
-        lower.tril(-1), beta * torch.cat((v, k_in), -1), upper=False, unitriangular=True
-    )
-    fixed, folded = solved.split((v.shape[-1], k.shape[-1]), -1)
-    inner = (q @ k_out).tril()
     stored, state = state.dtype, state.double()
     outputs = []
+    # Products by chunk, never over all of them: a BLAS may sum otherwise for another batch.
     for c in range(q.shape[0]):
-        update = fixed[c] - folded[c] @ state.transpose(-1, -2)
-        outputs.append(q[c] @ state.transpose(-1, -2) + inner[c] @ update)
+        # U = (I + tril(beta K_in K_out))^-1 (beta V - beta K_in S^T), solved for both at once.
+        lower = beta[c] * (k_in[c] @ k_out[c].transpose(-1, -2))
+        right = beta[c] * torch.cat((v[c], k_in[c]), -1)
+        solved = torch.linalg.solve_triangular(
+            lower.tril(-1), right, upper=False, unitriangular=True
+        )
+        fixed, folded = solved.split((v.shape[-1], k.shape[-1]), -1)
+        inner = (q[c] @ k_out[c].transpose(-1, -2)).tril()
+        update = fixed - folded @ state.transpose(-1, -2)
+        outputs.append(q[c] @ state.transpose(-1, -2) + inner @ update)
         state = state * kept[c] + update.transpose(-1, -2) @ k_last[c]
         state = state.to(stored).double()
     out = torch.stack(outputs).transpose(1, 2).flatten(0, 1)
@@ -98,6 +100,6 @@ def _prefill_one(
 
 
 def _chunked(x: Tensor, lead: int) -> Tensor:
-    """[T, H, D] -> [chunks, H, CHUNK, D] float64, zero rows before and after."""
+    """[T, H, D] -> [chunks, H, CHUNK, D] float64, contiguous, zero rows before and after."""
     x = functional.pad(x.double(), (0, 0, 0, 0, lead, -(x.shape[0] + lead) % CHUNK))
-    return x.unflatten(0, (-1, CHUNK)).transpose(1, 2)
+    return x.unflatten(0, (-1, CHUNK)).transpose(1, 2).contiguous()

@@ -2,7 +2,8 @@
 
 A BLAS picks its kernel, and with it the order of each sum, by the number of rows. Rows are
 therefore padded to full tiles and every tile is its own product of the same shape: a row's result
-then depends on nothing but the row.
+then depends on nothing but the row.  Weights are [out, in] and used transposed: where they lie the
+other way round, some BLAS sums the rows at a tile's end otherwise than those before.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def heads_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """One product per head: x [T, H, in], weight [H, in, out] -> [T, H, out]."""
+    """`x @ weight.T` per head: x [T, H, in], weight [H, out, in] -> [T, H, out]."""
     padded = _pad(x.reshape(x.shape[0], -1)).view(-1, *x.shape[1:])
-    out = [torch.bmm(tile.transpose(0, 1), weight) for tile in padded.split(ROWS)]
+    columns = weight.transpose(1, 2)
+    out = [torch.bmm(tile.transpose(0, 1), columns) for tile in padded.split(ROWS)]
     return torch.cat(out, dim=1).transpose(0, 1)[: x.shape[0]]
 
 

@@ -143,10 +143,10 @@ class GatedLatentAttention(nn.Module):
         )
 
     def post_load(self) -> None:
-        """Split `kv_b_proj` into its key [h, nope, rank] and value [h, rank, v] halves."""
+        """Split `kv_b_proj`: queries go through [h, rank, nope], values through [h, v, rank]."""
         per_head = self.kv_b_proj.weight.data.unflatten(0, (-1, self.nope + self.v_dim))
-        self.w_kc = per_head[:, : self.nope].contiguous()
-        self.w_vc = per_head[:, self.nope :].transpose(1, 2).contiguous()
+        self.w_kc = per_head[:, : self.nope].transpose(1, 2).contiguous()
+        self.w_vc = per_head[:, self.nope :].contiguous()
 
     def forward(self, x: Tensor, forward_batch: ForwardBatch) -> Tensor:
         """[T, hidden] normed -> [T, hidden], reduced over the ranks."""

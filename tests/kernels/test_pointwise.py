@@ -114,3 +114,14 @@ def test_latent_attention_is_the_expanded_one() -> None:
     rows = torch.cat((latent, shared), -1)
     out = naive.latent_attention(query, rows, rank, (nope + rope) ** -0.5)
     torch.testing.assert_close(torch.einsum("thr,hrv->thv", out, w_v), expected)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 48])
+@pytest.mark.parametrize("function", [naive.sigmoid, pointwise.silu])
+def test_an_elements_bits_do_not_depend_on_its_place(function, width) -> None:
+    """torch's own sigmoid and silu fail this on CPUs with AVX2 only."""
+    x = torch.randn(37, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = function(x)
+    torch.testing.assert_close(naive.sigmoid(x), torch.sigmoid(x))
+    for stop in range(1, 37):
+        assert torch.equal(function(x[:stop].clone()), whole[:stop])
