@@ -19,7 +19,7 @@ from radix.node import Node, nodes_below
 from radix.pins import Pins
 from radix.retention import plan_stops
 from radix.returns import Returns
-from radix.tokens import NO_IDS, IdArray, TokenArray, check_tokens
+from radix.tokens import NO_IDS, IdArray, Key, TokenArray, check_tokens
 from radix.tree import Tree, new_root, remember_refused
 from radix.values import (
     ENDS,
@@ -74,7 +74,7 @@ class PrefixCache:
         check_tokens(tokens)
         cap = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
         root = self.roots.get(namespace)
-        return find(self._tree, root, tokens, namespace, cap=cap, grid=self.config.grid)
+        return find(self._tree, root, Key.of(tokens), namespace, cap=cap, grid=self.config.grid)
 
     def stops(
         self, match: Match, *, start: int, prompt_len: int, boundaries: Sequence[int] = ()
@@ -292,19 +292,18 @@ class PrefixCache:
         released if `finished`. `refused` are depths where a state was wanted and no memory could
         be had: what that costs later is told apart.
 
-        The way up to the pin is not compared again, but for its last edge and the beginnings of
-        those above. Raises ValueError, with nothing changed, if the pin is not open, is seen not to
-        be on the way of `tokens`, or an offer does not fit the key.
+        Raises ValueError, with nothing changed, if the pin is not open or not on the way of
+        `tokens`, or an offer does not fit the key.
         """
         size = self.config.block_size
         offers = [Offer(*offer) for offer in checkpoints]
         check_tokens(tokens)
         self.pins.check(pin)
         check_commit(pin, tokens, namespace, block_ids, offers, size)
-        root = self.roots[namespace]
-        if not self._tree.is_on_way(pin.node, tokens):
+        root, key = self.roots[namespace], Key.of(tokens)
+        if not self._tree.is_on_way(pin.node, key):
             raise ValueError(f"the pin at {pin.depth} is not on the way of these tokens")
-        walk = self._tree.walk(pin.node, tokens)
+        walk = self._tree.walk(pin.node, key)
         known = (*pin.node.lineage(), *walk.path)
         held = {node.end for node in known if node.checkpoint is not None}
         taken = sorted((o for o in offers if o.depth not in held), key=lambda offer: offer.depth)
@@ -314,11 +313,11 @@ class PrefixCache:
         kept = max([pin.depth, *held, *(offer.depth for offer in taken)])
         first, last = pin.depth // size, kept // size
         spare = [offer.tail for offer in already if offer.tail is not None]
-        end, unused = self._grow(pin, tokens, block_ids, taken, kept)
-        self._ghosts.remember(end, tokens, max(walk.matched_len, kept), self.held.tick)
+        end, unused = self._grow(pin, key, block_ids, taken, kept)
+        self._ghosts.remember(end, key, max(walk.matched_len, kept), self.held.tick)
         for depth in (depth - depth % size for depth in refused):
             start = pin.node if pin.depth < depth else root
-            remember_refused(self._tree.walk(start, tokens[:depth]), depth)
+            remember_refused(self._tree.walk(start, key, depth), depth)
 
         shared = min(walk.resident_len // size, last)
         blocks = block_ids[: last - first].copy()
@@ -336,11 +335,11 @@ class PrefixCache:
         return Commit(moved, kept, duplicates, blocks, slots, (*spare, *unused))
 
     def _grow(
-        self, pin: Pin, tokens: TokenArray, block_ids: IdArray, taken: Sequence[Offer], kept: int
+        self, pin: Pin, key: Key, block_ids: IdArray, taken: Sequence[Offer], kept: int
     ) -> tuple[Node, list[int]]:
         """Hold the KV up to `kept` and the states `taken`; where that ends, and unneeded tails."""
         size, unused = self.config.block_size, list[int]()
-        whole = self._tree.ensure(pin.node, tokens, kept - kept % size)
+        whole = self._tree.ensure(pin.node, key, kept - kept % size)
         fresh = self._tree.adopt(whole, block_ids, pin.depth)
         at = pin.node
         for offer in taken:
@@ -348,9 +347,9 @@ class PrefixCache:
                 at = self._tree.point(whole, offer.depth)
             else:
                 start = at if at.end <= offer.depth else self.roots[pin.namespace]
-                at = self._tree.ensure(start, tokens, offer.depth)
+                at = self._tree.ensure(start, key, offer.depth)
             unused += self._place(at, pin, offer)
-        end = whole if whole.end == kept else self._tree.ensure(at, tokens, kept)
+        end = whole if whole.end == kept else self._tree.ensure(at, key, kept)
         for node in fresh:
             self._tree.compress(node)
         return end, unused

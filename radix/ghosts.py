@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from radix.checkpoint import Checkpoint
     from radix.node import Node
-    from radix.tokens import TokenArray
+    from radix.tokens import Key
     from radix.tree import Tree
 
 
@@ -30,13 +30,13 @@ class Ghosts:
         self._entries = 0
         self._limit = VOID_ENTRIES_MIN
 
-    def remember(self, end: Node, tokens: TokenArray, known: int, seen: int) -> None:
+    def remember(self, end: Node, key: Key, known: int, seen: int) -> None:
         """Keep the tokens past `end` as a ghost; up to depth `known` the tree has them already."""
-        up_to = min(len(tokens), end.end + self._bound)
+        up_to = min(len(key), end.end + self._bound)
         up_to -= up_to % self._tree.block_size
         if up_to <= known:
             return
-        leaf = self._tree.ensure(end, tokens, up_to)
+        leaf = self._tree.ensure(end, key, up_to)
         self.queue(leaf, seen)
         if leaf.parent is not None and not leaf.parent.resident:
             self._tree.compress(leaf.parent)

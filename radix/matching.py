@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
     from radix.checkpoint import Checkpoint
     from radix.node import Node
-    from radix.tokens import TokenArray
+    from radix.tokens import Key
 
 _NOWHERE = Walk((), None, 0, 0)
 
 
 def find(
-    tree: Tree, root: Node | None, tokens: TokenArray, namespace: Hashable, *, cap: int, grid: int
+    tree: Tree, root: Node | None, key: Key, namespace: Hashable, *, cap: int, grid: int
 ) -> Match:
-    """Follow `tokens` from `root` (None: nothing is known); resume at `cap` at most. Pure."""
-    walk = _NOWHERE if root is None else tree.walk(root, tokens)
+    """Follow `key` from `root` (None: nothing is known); resume at `cap` at most. Pure."""
+    walk = _NOWHERE if root is None else tree.walk(root, key)
     usable = (n for n in reversed(walk.path) if n.checkpoint is not None and n.end <= cap)
     node = next(usable, None)
     resume = 0 if node is None else node.end
@@ -37,7 +37,7 @@ def find(
         resume_len=resume,
         junction=junction if junction > resume <= reach - grid else None,
         slot=None if checkpoint is None else checkpoint.slot,
-        prompt_len=len(tokens),
+        prompt_len=len(key),
         limit=cap,
         diverged=walk.partial is not None or bool(last is not None and last.children),
         kind=None if checkpoint is None else checkpoint.kind,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -29,6 +31,7 @@ class Node:
         "pins",
         "ragged",
         "ragged_lens",
+        "raw",
         "refs",
         "refused",
         "resident_children",
@@ -44,7 +47,7 @@ class Node:
         *,
         ragged: bool = False,
     ) -> None:
-        self.tokens = tokens
+        self.spell(tokens)
         self.ragged = ragged  # ends inside a block
         self.ragged_lens: dict[int, int] = {}  # ragged children by the length of their edge
         self.blocks = blocks
@@ -55,10 +58,15 @@ class Node:
         self.checkpoint: Checkpoint | None = None
         self.pins = 0  # pins that end here
         self.holds = 0  # of these, the ones that protect the checkpoint as well
-        self.refs = 0  # pins that end here or below
+        self.refs = 0  # pins that end here, and children with any
         self.lost: tuple[Checkpoint, ...] = ()  # evicted ones on this edge, shallowest first
         self.refused: tuple[int, ...] = ()  # depths on this edge where a state found no memory
         self.seen = 0  # tick at which a ghost was last evidence
+
+    def spell(self, tokens: TokenArray) -> None:
+        """Give the edge these tokens, copied; `raw` is their bytes."""
+        self.raw = tokens.tobytes()
+        self.tokens: TokenArray = np.frombuffer(self.raw, dtype=np.int64)
 
     @property
     def start(self) -> int:
@@ -72,7 +80,7 @@ class Node:
 
     @property
     def guards(self) -> int:
-        """Pins that need the edge's own blocks: edges below hold a ragged block's rows again."""
+        """What needs the edge's own blocks: edges below hold a ragged block's rows again."""
         return self.pins if self.ragged else self.refs
 
     def lineage(self) -> Iterator[Node]:

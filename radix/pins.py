@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class Pins:
-    """Counts what pins protect; every call is O(edges of the path) or less.
+    """Counts what pins protect; every call is O(edges up to what another pin protects) or less.
 
     A node's `pins` end there, its `holds` are those of them that still protect the checkpoint, its
-    `refs` the pins that end there or below.
+    `refs` its pins and those of its children that have `refs`: not zero if the node is on the way
+    to a pin.
     """
 
     def __init__(self) -> None:
@@ -47,10 +48,14 @@ class Pins:
         node.pins += 1
         node.holds += 1
         self.protected_states += checkpoint is not None and node.holds == 1
+        if node.ragged and node.pins == 1:
+            self.protected_blocks += _blocks(node)
         for above in node.lineage():
             above.refs += 1
-            if above.blocks is not None and above.guards == 1 and _needs(node, above):
-                self.protected_blocks += len(above.blocks)
+            if above.refs > 1:
+                break  # so are those above
+            if not above.ragged:
+                self.protected_blocks += _blocks(above)
         self._serial += 1
         slot = None if checkpoint is None else checkpoint.slot
         pin = Pin(self._serial, namespace, node.end, slot, node, turn or self._serial)
@@ -69,13 +74,17 @@ class Pins:
         self.relax(pin)
         self._relaxed.remove(pin.serial)
         del self._open[pin.serial]
-        pin.node.pins -= 1
-        for above in pin.node.lineage():
+        node = pin.node
+        node.pins -= 1
+        if node.ragged and not node.pins:
+            self.protected_blocks -= _blocks(node)
+        for above in node.lineage():
             above.refs -= 1
-            if above.blocks is not None and above.guards == 0 and _needs(pin.node, above):
-                self.protected_blocks -= len(above.blocks)
+            if above.refs:
+                break
+            if not above.ragged:
+                self.protected_blocks -= _blocks(above)
 
 
-def _needs(node: Node, above: Node) -> bool:
-    """Whether a pin at `node` needs the blocks of an edge on the way to it."""
-    return above is node or not above.ragged
+def _blocks(node: Node) -> int:
+    return 0 if node.blocks is None else len(node.blocks)

@@ -244,16 +244,19 @@ def _pins(cache: PrefixCache) -> Iterator[str]:
     pins: Counter[int] = Counter()
     holds: Counter[int] = Counter()
     refs: Counter[int] = Counter()
+    way: dict[int, Node] = {}  # to any pin
     for pin in cache.pins:
         pins[id(pin.node)] += 1
         holds[id(pin.node)] += not cache.pins.is_relaxed(pin)
-        refs.update(id(node) for node in pin.node.lineage())
+        refs[id(pin.node)] += 1
+        way.update({id(node): node for node in pin.node.lineage()})
         checkpoint = pin.node.checkpoint
         if pin.depth != pin.node.end:
             yield f"R7 pin {pin.serial} at {pin.depth} is at {pin.node.end}"
         lost = pin.slot != (checkpoint.slot if checkpoint else None)
         if lost and not cache.pins.is_relaxed(pin):
             yield f"R7 pin {pin.serial} at {pin.depth} lost its state"
+    refs.update(id(node.parent) for node in way.values() if node.parent is not None)
     for root in cache.roots.values():
         for node in (root, *nodes_below(root)):
             counted = (node.pins, node.holds, node.refs)

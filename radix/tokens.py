@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +15,27 @@ _STRIDE = 32_768  # tokens compared at once: both pieces and the result stay in 
 
 NO_IDS: IdArray = np.zeros(0, dtype=np.int64)
 NO_IDS.setflags(write=False)
+
+ITEM_BYTES = NO_IDS.itemsize  # of a token in `Key.raw`
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A sequence of tokens, as numbers and as the bytes that edges are compared with.
+
+    Made once for a call, so that following it costs a memcmp an edge and copies nothing.
+    """
+
+    tokens: TokenArray
+    raw: bytes
+
+    @classmethod
+    def of(cls, tokens: TokenArray) -> Key:
+        """O(tokens): the bytes are a copy."""
+        return cls(tokens, tokens.tobytes())
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 def common_len(left: TokenArray, right: TokenArray) -> int:

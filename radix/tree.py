@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radix.node import Node
-from radix.tokens import NO_IDS, IdArray, TokenArray, common_len
+from radix.tokens import ITEM_BYTES, NO_IDS, IdArray, Key, TokenArray, common_len
 
 if TYPE_CHECKING:
     from radix.checkpoint import Checkpoint
@@ -54,43 +54,44 @@ class Tree:
 
     # -- finding ----------------------------------------------------------------------------
 
-    def _child(self, node: Node, tokens: TokenArray) -> tuple[Node | None, int]:
-        """The child on the way of tokens[node.end:], and how far they share it.
+    def _child(self, node: Node, key: Key, limit: int) -> tuple[Node | None, int]:
+        """The child on the way of key[node.end:limit], and how far they share it.
 
         That is up to a block boundary, or all of a ragged child. No child's key begins with
         another's, so there is at most one.
         """
-        rest = tokens[node.end :]
-        room = self.block_size - node.end % self.block_size
-        if len(rest) >= room:
-            child = node.children.get(rest[:room].tobytes())
+        start, at = node.end, node.end * ITEM_BYTES
+        room = self.block_size - start % self.block_size
+        if limit - start >= room:
+            child = node.children.get(key.raw[at : at + room * ITEM_BYTES])
             if child is not None:
-                shared = common_len(child.tokens, rest)
-                return child, shared - (node.end + shared) % self.block_size
+                shared = min(len(child.tokens), limit - start)
+                if not key.raw.startswith(child.raw, at):
+                    shared = common_len(child.tokens, key.tokens[start:limit])
+                return child, shared - (start + shared) % self.block_size
         for length in node.ragged_lens:
-            if length <= len(rest):
-                child = node.children.get(rest[:length].tobytes())
+            if length <= limit - start:
+                child = node.children.get(key.raw[at : at + length * ITEM_BYTES])
                 if child is not None:
                     return child, length
         return None, 0
 
-    def is_on_way(self, node: Node, tokens: TokenArray) -> bool:
-        """Whether `tokens` lead to `node`, going by its edge and by how those above begin."""
-        for above in node.lineage():
-            key, start = self._key(above), above.start
-            if tokens[start : start + len(key) // tokens.itemsize].tobytes() != key:
-                return False
-        return common_len(node.tokens, tokens[node.start :]) == len(node.tokens)
+    def is_on_way(self, node: Node, key: Key) -> bool:
+        """Whether `key` leads to `node`. A memcmp per edge."""
+        return node.end <= len(key) and all(
+            key.raw.startswith(above.raw, above.start * ITEM_BYTES) for above in node.lineage()
+        )
 
-    def walk(self, start: Node, tokens: TokenArray) -> Walk:
-        """Follow `tokens` as far as they are known. Pure; one comparison per edge.
+    def walk(self, start: Node, key: Key, limit: int | None = None) -> Walk:
+        """Follow `key`, up to `limit`, as far as it is known. Pure; one comparison per edge.
 
-        `start`, the root or what a pin protects, must lie on their way.
+        `start`, the root or what a pin protects, must lie on its way.
         """
         path: list[Node] = []
+        limit = len(key) if limit is None else limit
         node, partial, extra = start, None, 0
-        while node.end < len(tokens):
-            child, shared = self._child(node, tokens)
+        while node.end < limit:
+            child, shared = self._child(node, key, limit)
             if child is None:
                 break
             if shared < len(child.tokens):
@@ -106,18 +107,17 @@ class Tree:
 
     # -- making points ----------------------------------------------------------------------
 
-    def ensure(self, start: Node, tokens: TokenArray, depth: int) -> Node:
-        """The node that ends at `depth` on the way of `tokens`; missing edges are new ghosts.
+    def ensure(self, start: Node, key: Key, depth: int) -> Node:
+        """The node that ends at `depth` on the way of `key`; missing edges are new ghosts.
 
-        `start` must lie on that way, and `depth` within `tokens`. A ragged point made above
-        resident edges must be given its block at once (`adopt`).
+        `start` must lie on that way, and `depth` within `key`. A ragged point made above resident
+        edges must be given its block at once (`adopt`).
         """
-        tokens = tokens[:depth]
         node = start
         while node.end < depth:
-            child, shared = self._child(node, tokens)
+            child, shared = self._child(node, key, depth)
             if child is None:
-                return self._attach(node, tokens[node.end :])
+                return self._attach(node, key.tokens[node.end : depth])
             reach = node.end + shared
             node = child if reach == child.end else self.split(child, reach)
         return node
@@ -141,23 +141,22 @@ class Tree:
         whole = max(0, len(tokens) - end % self.block_size)
         node = parent
         if whole:
-            node = Node(tokens[:whole].copy(), None, parent)
+            node = Node(tokens[:whole], None, parent)
             self._link(node)
             node.lost, node.refused = lost, refused
             lost, refused = (), ()
         if whole < len(tokens):
-            node = self._insert(node, tokens[whole:].copy())
+            node = self._insert(node, tokens[whole:])
             node.lost, node.refused = lost + node.lost, refused + node.refused
         return node
 
     def _insert(self, parent: Node, tokens: TokenArray) -> Node:
         """A ragged point between `parent` and those of its children that go through it."""
         point = Node(tokens, None, parent, ragged=True)
-        prefix = tokens.tobytes()
-        through = [c for key, c in parent.children.items() if key.startswith(prefix)]
+        through = [c for key, c in parent.children.items() if key.startswith(point.raw)]
         for child in through:
             self._unlink(child)
-            child.tokens = child.tokens[len(tokens) :].copy()
+            child.spell(child.tokens[len(tokens) :])
             child.parent = point
             self._link(child)
             self.ghost_tokens -= 0 if child.resident else len(tokens)
@@ -167,9 +166,10 @@ class Tree:
             low = tuple(depth for depth in child.refused if depth <= point.end)
             child.refused = child.refused[len(low) :]
             point.refused += low
-            point.refs += child.refs
+            point.refs += child.refs > 0
             point.resident_children += child.resident
         parent.resident_children -= point.resident_children
+        parent.refs -= point.refs - (point.refs > 0)
         self._link(point)
         return point
 
@@ -184,8 +184,9 @@ class Tree:
             self.blocks -= len(point.blocks)
             parent.resident_children -= 1
         parent.resident_children += point.resident_children
+        parent.refs += point.refs - (point.refs > 0)
         for child in point.children.values():
-            child.tokens = np.concatenate((point.tokens, child.tokens))
+            child.spell(np.concatenate((point.tokens, child.tokens)))
             child.parent = parent
             self._link(child)
             self.ghost_tokens += 0 if child.resident else len(point.tokens)
@@ -195,7 +196,7 @@ class Tree:
         point.parent, point.children = None, {}
 
     def _key(self, node: Node) -> bytes:
-        return node.tokens[: self.block_size - node.start % self.block_size].tobytes()
+        return node.raw[: (self.block_size - node.start % self.block_size) * ITEM_BYTES]
 
     def _link(self, node: Node) -> None:
         parent = node.parent
@@ -227,18 +228,18 @@ class Tree:
         assert depth % self.block_size == 0, (depth, self.block_size)
         blocks, above = node.blocks, depth // self.block_size - node.start // self.block_size
         upper = Node(
-            node.tokens[:cut].copy(),
+            node.tokens[:cut],
             None if blocks is None else blocks[:above].copy(),
             parent,
         )
-        upper.refs = node.refs
+        upper.refs = int(node.refs > 0)
         upper.seen = node.seen
         upper.lost = tuple(c for c in node.lost if c.depth <= depth)
         node.lost = node.lost[len(upper.lost) :]
         upper.refused = tuple(d for d in node.refused if d <= depth)
         node.refused = node.refused[len(upper.refused) :]
         self._link(upper)  # in the place of `node`
-        node.tokens = node.tokens[cut:].copy()
+        node.spell(node.tokens[cut:])
         if blocks is not None:
             node.blocks = blocks[above:].copy()
             upper.resident_children = 1
@@ -262,7 +263,7 @@ class Tree:
         child = next(iter(node.children.values()))
         if len(node.children) > 1 or child.resident != node.resident or child.ragged:
             return node
-        child.tokens = np.concatenate((node.tokens, child.tokens))
+        child.spell(np.concatenate((node.tokens, child.tokens)))
         if node.blocks is not None and child.blocks is not None:
             child.blocks = np.concatenate((node.blocks, child.blocks))
         child.lost = node.lost + child.lost
