@@ -73,6 +73,25 @@ class SlotTensors:
         return int(self.read(slot)[0])
 
 
+class BlockTensors:
+    """Block ids as device tensors: a run of them is a view of one constant, so it copies nothing.
+
+    Blocks are taken downwards from the arena's end, so the usual grant is a run of falling ids.
+    """
+
+    def __init__(self, max_id: int, device: torch.device) -> None:
+        self._all = torch.arange(max_id, -1, -1, dtype=torch.int64, device=device)
+        self._max_id = max_id
+
+    def of(self, ids: IdArray) -> torch.Tensor:
+        """The ids as an int64 tensor on the device; not to be written to."""
+        count = len(ids)
+        if count and ids[0] - ids[-1] == count - 1 and bool((ids[:-1] - ids[1:] == 1).all()):
+            start = self._max_id - int(ids[0])
+            return self._all[start : start + count]
+        return upload(ids, self._all.device)
+
+
 class Arena:
     """One byte arena with its policy.  Satisfies `radix.PoolPort`.
 
@@ -92,6 +111,7 @@ class Arena:
         self.states = DeviceTable(self.pool.states, raw.device)
         self.blocks = DeviceTable(self.pool.blocks, raw.device)
         self.slots = SlotTensors(self.pool.states.max_id, raw.device)
+        self.block_ids = BlockTensors(self.pool.blocks.max_id, raw.device)
         self.device = raw.device
         self.decisions: DecisionLog | None = None
         self._tables = {

@@ -176,9 +176,13 @@ def missing() -> list[str]:
 
 def _lazy(path: str) -> Callable[..., Any]:
     module, name = path.split(":")
+    found: Callable[..., Any] | None = None
 
     def wrapper(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(original, *args, **kwargs)
+        nonlocal found
+        if found is None:
+            found = getattr(importlib.import_module(module), name)
+        return found(original, *args, **kwargs)
 
     setattr(wrapper, _MARK, path)
     return wrapper

@@ -237,7 +237,7 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         if grant is None:
             return None
         self._rows.granted(grant.blocks)
-        return upload(grant.blocks, self.device)
+        return self.arena.block_ids.of(grant.blocks)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Take whole blocks for `need_size` tokens: int64 token ids, or None."""

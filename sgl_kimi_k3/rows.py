@@ -56,13 +56,18 @@ class RequestRows(UnifiedHybridReqToTokenPool):
         super().alloc_aux_to_lengths(
             req_pool_indices_cpu=req_pool_indices_cpu, target_seq_lens_cpu=target_seq_lens_cpu
         )
-        rows = req_pool_indices_cpu.numpy()
-        lengths = -(-target_seq_lens_cpu.numpy() // self._block_size)
+        rows, lengths = req_pool_indices_cpu.numpy(), target_seq_lens_cpu.numpy()
         held = self._held[rows]
         blocks, self._granted = self._granted, NO_IDS
+        if self._block_size > 1:
+            lengths = -(-lengths // self._block_size)
+        elif len(blocks) == len(rows) and bool((lengths - held == 1).all()):  # a decode step
+            self._blocks[rows, held] = blocks
+            self._held[rows] = lengths
+            return
         assert (lengths - held).sum() == len(blocks), f"{len(blocks)} blocks for {lengths - held}"
         grows = lengths > held
-        if len(blocks) == np.count_nonzero(grows):  # a decode step: at most one block each
+        if len(blocks) == np.count_nonzero(grows):  # at most one block each
             self._blocks[rows[grows], held[grows]] = blocks
         else:
             start = 0

@@ -6,6 +6,8 @@ import torch
 from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 
 from mempool import Geometry
+from mempool.storage import upload
+from sgl_kimi_k3 import arena
 from sgl_kimi_k3.pool_adapter import ArenaAllocator, build_pools
 from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
 from tests.bench.pool_peer import context, sizes
@@ -172,3 +174,15 @@ def test_ids_of_rows_and_tables_reach_as_far_as_they_are_indexed(pages):
     ids = pages.alloc(pages.available_size())
     assert int(ids.max()) // page == arena.pool.blocks.max_id
     assert np.array_equal(arena.blocks.tensor.numpy(), arena.pool.blocks.indices)  # all are bound
+
+
+@pytest.mark.parametrize(
+    ("ids", "copies"),
+    [([9], 0), ([9, 8, 7], 0), ([9, 7, 6], 1), ([7, 8, 9], 1), ([9, 7, 8, 6], 1), ([], 1)],
+)
+def test_a_falling_run_of_blocks_copies_nothing(monkeypatch, ids, copies):
+    uploads = []
+    monkeypatch.setattr(arena, "upload", lambda *a: uploads.append(a) or upload(*a))
+    blocks = arena.BlockTensors(20, torch.device("cpu"))
+    assert blocks.of(np.array(ids, dtype=np.int64)).tolist() == ids
+    assert len(uploads) == copies
