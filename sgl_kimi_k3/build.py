@@ -52,6 +52,7 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
             f"{type(allocator).__name__}: pass --enable-unified-memory"
         )
     check_page_size(params.page_size, options.grid)
+    _check_windows(params.req_to_token_pool, context.model_config.dtype)
     _check_model(context.model_config.hf_config.architectures)
     _warn_if_inert(options, context.model_config.context_len)
     rule = _boundary_rule(context.server_args) if options.boundaries == "auto" else None
@@ -64,6 +65,16 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
     if get_parallel().attn_dcp_size > 1 and allocator.device.type == "cuda":
         hooks.apply(hooks.SPREAD_HOOKS)
     return KimiK3Cache(params, options, rule=rule, kernel_chunk=kernel_chunk, trace=trace)
+
+
+def _check_windows(rows: RequestRows, dtype: torch.dtype) -> None:
+    """Refuse draft windows that would round what a step is fed."""
+    kept = dtype if rows.windows is None else rows.windows.dtype
+    if kept.itemsize < dtype.itemsize:
+        raise ValueError(
+            f"--speculative-algorithm NGRAM keeps inputs of {dtype} in the type of the "
+            f"convolution's rows, {kept}. Drop SGLANG_MAMBA_CONV_DTYPE, or serve in that type."
+        )
 
 
 def _check_model(architectures: list[str]) -> None:

@@ -69,7 +69,7 @@ class KimiK3Cache(BasePrefixCache):
     ) -> None:
         self.disable = params.disable
         self.page_size = params.page_size
-        self.req_to_token_pool = params.req_to_token_pool
+        rows = self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator: ArenaAllocator = params.token_to_kv_pool_allocator
         self.sliding_window_size = None
         self.root_node = None
@@ -97,7 +97,7 @@ class KimiK3Cache(BasePrefixCache):
         self.token_to_kv_pool_allocator.tree = self
         flush_held_frees = self.token_to_kv_pool_allocator.flush_held_frees
         self.room = Room(self.cache, self.arena, flush_held_frees)
-        self.resumes = Resumes(self.cache, self.arena, self.room)
+        self.resumes = Resumes(self.cache, self.arena, self.room, step_tokens=rows.step_tokens)
         self.gate = Gate(
             self.cache,
             self.arena,
@@ -108,17 +108,17 @@ class KimiK3Cache(BasePrefixCache):
         self.captures = Captures(
             self.cache,
             self.arena,
-            self.req_to_token_pool,
+            rows,
             rule=rule,
             kernel_chunk=kernel_chunk,
             grid=options.grid,
-            step_blocks=self.req_to_token_pool.size,
+            step_blocks=rows.step_blocks,
             flush_held_frees=flush_held_frees,
         )
         self.handover = Handover(
             self.cache,
             self.arena,
-            rows=self.req_to_token_pool,
+            rows=rows,
             allocator=self.token_to_kv_pool_allocator,
             captures=self.captures,
             observer=self.observer,

@@ -9,6 +9,10 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SGLANG_VERSION = "0.5.23"
 DISTRIBUTION = "sgl-kimi-k3"
@@ -30,6 +34,7 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
     "sglang.srt.arg_groups.platform_hook.handle_cpu_backends": ("server_args",),
     "sglang.srt.arg_groups.kv_cache_hook.handle_page_major_kv_layout": ("server_args",),
     "sglang.srt.arg_groups.kv_cache_hook._validate_unified_memory_dcp": ("server_args",),
+    "sglang.srt.arg_groups.kv_cache_hook.handle_unified_memory_pool": ("server_args",),
     "sglang.srt.arg_groups.mamba_hook.validate_mamba_no_buffer": ("view", "model_arch"),
     "sglang.srt.distributed.parallel_state.initialize_model_parallel": (
         "backend",
@@ -89,6 +94,11 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
         "self",
         "token_capacity",
     ),
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache": (
+        "self",
+        "total_rest_memory",
+    ),
+    "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": ("self", "server_args"),
     "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.match_prefix": ("self", "params"),
     "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.checkpoint": (
         "self",
@@ -193,6 +203,42 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
     ),
 }
 
+# The same for what only a server that drafts imports.
+DRAFT_SYMBOLS: dict[str, tuple[str, ...] | None] = {
+    "sglang.srt.managers.schedule_batch.get_alloc_reserve_per_decode": (),
+    "sglang.srt.speculative.eagle_utils.get_alloc_reserve_per_decode": (),
+    "sglang.srt.speculative.eagle_utils.alloc_for_spec_decode": (
+        "tree_cache",
+        "req_to_token_pool",
+        "reqs",
+        "req_pool_indices",
+        "cur_kv_lens",
+        "cur_kv_lens_cpu",
+        "nxt_kv_lens",
+        "nxt_kv_lens_cpu",
+        "num_needed_tokens",
+        "batch",
+    ),
+    "sglang.srt.speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens": ("self", "batch"),
+    "sglang.srt.speculative.ngram_worker.move_accept_tokens_to_target_kvcache": (
+        "batch",
+        "accept_index",
+        "num_correct_drafts",
+        "token_to_kv_pool_allocator",
+    ),
+    "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend"
+    ".update_mamba_state_after_mtp_verify": (
+        "self",
+        "last_correct_step_indices",
+        "mamba_track_indices",
+        "mamba_steps_to_track",
+        "model",
+        "req_pool_indices",
+    ),
+    "sglang.srt.managers.scheduler_components.batch_result_processor"
+    ".SchedulerBatchResultProcessor._mamba_can_cache_finished_req": ("self", "req", "result", "i"),
+}
+
 
 class IncompatibleError(RuntimeError):
     """The installed SGLang is not the one this backend was written against."""
@@ -220,9 +266,9 @@ def check_version() -> None:
         )
 
 
-def check_symbols() -> None:
+def check_symbols(symbols: Mapping[str, tuple[str, ...] | None] = SYMBOLS) -> None:
     """Resolve every symbol and compare parameter names."""
-    for name, expected in SYMBOLS.items():
+    for name, expected in symbols.items():
         try:
             symbol = pkgutil.resolve_name(name)
         except (ImportError, AttributeError) as error:

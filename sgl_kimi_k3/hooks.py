@@ -48,6 +48,11 @@ HOOKS = (
         "pages of all ranks must fit the grid and the chunk; stock's list leaves out the CPU",
     ),
     Hook(
+        "sglang.srt.arg_groups.kv_cache_hook.handle_unified_memory_pool",
+        "sgl_kimi_k3.drafts:unified_memory",
+        "stock's list of speculative algorithms leaves out the one without a model",
+    ),
+    Hook(
         "sglang.srt.arg_groups.mamba_hook.validate_mamba_no_buffer",
         "sgl_kimi_k3.resolution:validate_no_buffer",
         "one live state per request and no tracking slots work under overlap here",
@@ -66,6 +71,16 @@ HOOKS = (
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs",
         "sgl_kimi_k3.scheduler:max_running_requests",
         "stock caps concurrency by a static number of states per request",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache",
+        "sgl_kimi_k3.drafts:state_budget",
+        "stock reserves a state for every draft token",
+    ),
+    Hook(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
+        "sgl_kimi_k3.drafts:create_worker",
+        "drafts are a chain, and their states are replayed",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill",
@@ -139,6 +154,40 @@ SPREAD_HOOKS = tuple(
         "a prefix may end inside a page of all ranks",
     )
     for model in ("kimi_linear", "kimi_k3")
+)
+
+# Applied by the scheduler where it drafts, before it makes its pools.
+DRAFT_HOOKS = (
+    *(
+        Hook(
+            f"sglang.srt.{module}.get_alloc_reserve_per_decode",
+            "sgl_kimi_k3.drafts:reserve",
+            "no step is in flight when the next window is allocated",
+        )
+        for module in ("managers.schedule_batch", "speculative.eagle_utils")
+    ),
+    Hook(
+        "sglang.srt.speculative.eagle_utils.alloc_for_spec_decode",
+        "sgl_kimi_k3.drafts:allocate",
+        "the host copy of the rows learns of a window's blocks",
+    ),
+    Hook(
+        "sglang.srt.speculative.ngram_worker.move_accept_tokens_to_target_kvcache",
+        "sgl_kimi_k3.drafts:keep_in_place",
+        "stock moves rows by virtual id; a chain's are where they belong",
+    ),
+    Hook(
+        "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend"
+        ".update_mamba_state_after_mtp_verify",
+        "sgl_kimi_k3.drafts:commit",
+        "accepted steps are replayed from their inputs; there is no state for each",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.batch_result_processor"
+        ".SchedulerBatchResultProcessor._mamba_can_cache_finished_req",
+        "sgl_kimi_k3.drafts:may_keep",
+        "stock keeps nothing of a request that ends inside an accepted window",
+    ),
 )
 
 _MARK = "__sgl_kimi_k3_hook__"

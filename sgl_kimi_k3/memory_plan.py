@@ -25,6 +25,8 @@ class MemoryPlan:
         asked_requests: `--max-running-requests`, None if unset.
         asked_tokens: `--max-total-tokens` of all `dcp` ranks, None if unset.
         dcp: ranks over which tokens are spread.
+        window_tokens: of a draft window, 0 without drafts.
+        window_bytes: what one request's window takes beside the arena.
     """
 
     state_bytes: int
@@ -33,6 +35,8 @@ class MemoryPlan:
     asked_requests: int | None
     asked_tokens: int | None
     dcp: int = 1
+    window_tokens: int = 0
+    window_bytes: int = 0
 
     def lines(self) -> Iterator[str]:
         """The plan for people."""
@@ -42,6 +46,11 @@ class MemoryPlan:
             f"{size_text(self.token_bytes)}{spread}: "
             f"a state weighs {self.state_bytes * self.dcp / self.token_bytes:,.0f} tokens of KV"
         )
+        if self.window_tokens:
+            yield (
+                f"draft windows of {self.window_tokens} tokens: {size_text(self.window_bytes)} for "
+                f"each of {self.asked_requests:,} requests, beside the arena"
+            )
         if self.geometry is None:
             yield "arena: sized from free GPU memory after loading; its size is logged at start"
             return
@@ -102,6 +111,8 @@ def plan_of(server_args: Any) -> MemoryPlan:
     from sglang.srt.configs.hybrid_arch import mambaish_config  # noqa: PLC0415
     from sglang.srt.runtime_context import attn_tp_size_of, get_parallel  # noqa: PLC0415
 
+    from sgl_kimi_k3.windows import window_bytes  # noqa: PLC0415  # imports torch
+
     view, model = resolving_view(server_args), model_config_of(server_args)
     hybrid = mambaish_config(model)
     if hybrid is None:
@@ -112,6 +123,9 @@ def plan_of(server_args: Any) -> MemoryPlan:
     with get_parallel().override(attn_tp_size=attn_tp_size_of(view)):  # unpublished before launch
         kv_itemsize = KV_ITEMSIZE.get(view.kv_cache_dtype, model.dtype.itemsize)
         state_bytes, token_bytes = unit_bytes_of(hybrid, model, kv_itemsize)
+        params, window = hybrid.mamba2_cache_params, 0
+        if view.speculative_algorithm:
+            window = view.speculative_num_draft_tokens
     return MemoryPlan(
         state_bytes=state_bytes,
         token_bytes=token_bytes,
@@ -119,6 +133,8 @@ def plan_of(server_args: Any) -> MemoryPlan:
         asked_requests=view.max_running_requests,
         asked_tokens=view.max_total_tokens and view.max_total_tokens * view.dcp_size,
         dcp=view.dcp_size,
+        window_tokens=window,
+        window_bytes=window_bytes(params, layers=len(params.layers), tokens=window),
     )
 
 

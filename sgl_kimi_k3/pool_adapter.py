@@ -26,6 +26,7 @@ from sgl_kimi_k3.budget import JointPrefillBudget
 from sgl_kimi_k3.config import BACKEND
 from sgl_kimi_k3.rows import RequestRows
 from sgl_kimi_k3.slots import StateSlotAllocator
+from sgl_kimi_k3.windows import windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +51,9 @@ def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> Uni
 
     Returns the factory's bundle with the allocators exchanged.
     """
-    bundle = factory(**kwargs)
+    # Stock would take a state for every token of a window beside the arena.
+    window = kwargs.pop("speculative_num_draft_tokens", None)
+    bundle = factory(**kwargs, speculative_num_draft_tokens=None)
     buffer = bundle.unified_memory_pool
     kv, state = buffer.spec("full"), buffer.spec("mamba")
     page_rows = kwargs["page_size"]
@@ -61,11 +64,11 @@ def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> Uni
         block_size=page_rows * get_parallel().attn_dcp_size,
         sink_bytes=_reserved_floor_bytes([kv, state], page_rows),
     )
-    stream = kwargs.get("forward_stream") if buffer._raw.is_cuda else None  # noqa: SLF001
-    arena = Arena(buffer._raw, geometry, stream)  # noqa: SLF001  # SGLang offers no accessor
+    raw = buffer._raw  # noqa: SLF001  # SGLang offers no accessor
+    arena = Arena(raw, geometry, forward_stream(on_gpu=raw.is_cuda, **kwargs))
     token_to_kv_pool, rows = bundle.token_to_kv_pool, bundle.req_to_token_pool
     slots = StateSlotAllocator(arena, rows.mamba_pool.size)
-    rows = RequestRows(rows, geometry.block_size)
+    rows = RequestRows(rows, geometry.block_size, windows_of(window, **kwargs))
     allocator = ArenaAllocator(
         arena=arena,
         slots=slots,
@@ -90,6 +93,13 @@ def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> Uni
         geometry.max_blocks,
     )
     return bundle._replace(token_to_kv_pool_allocator=allocator, req_to_token_pool=rows)
+
+
+def forward_stream(
+    *, on_gpu: bool, disable_overlap_schedule: bool, forward_stream: Any = None, **_: Any
+) -> Any:
+    """Where forwards run: a stream of their own under overlap, else the scheduler's (None)."""
+    return forward_stream if on_gpu and not disable_overlap_schedule else None
 
 
 class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):

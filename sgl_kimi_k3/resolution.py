@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
-from sgl_kimi_k3 import context_parallel
+from sgl_kimi_k3 import context_parallel, drafts
 from sgl_kimi_k3.config import BACKEND, Options
 from sgl_kimi_k3.models import is_portable
 
@@ -40,7 +40,6 @@ REFUSED: tuple[tuple[str, str, Any, str], ...] = (
     ),
     ("--attn-cp-size", "attn_cp_size", 1, "context-parallel prefill has not been run"),
     ("--pp-size", "pp_size", 1, "each stage would plan its own stops"),
-    ("--speculative-algorithm", "speculative_algorithm", None, "draft states are not tracked yet"),
     (
         "--enable-int8-mamba-checkpoint",
         "enable_int8_mamba_checkpoint",
@@ -70,6 +69,7 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
             "enable_unified_memory": True,
             "mamba_radix_cache_strategy": "no_buffer",
             **spread,
+            **drafts.check(view),
         }
         if view.device == "cpu":
             decided["disable_overlap_schedule"] = True

@@ -28,12 +28,16 @@ class Resumes:
         cache: the tree.
         arena: the memory.
         room: where slots and blocks are taken.
+        step_tokens: tokens that a decode step takes memory for.
     """
 
-    def __init__(self, cache: PrefixCache, arena: Arena, room: Room) -> None:
+    def __init__(
+        self, cache: PrefixCache, arena: Arena, room: Room, *, step_tokens: int = 1
+    ) -> None:
         self._cache = cache
         self._arena = arena
         self._room = room
+        self._step_tokens = step_tokens
         self._size = arena.geometry.block_size
 
     def fits(self, req: Req) -> bool:
@@ -41,7 +45,7 @@ class Resumes:
 
         As `PrefillAdder.add_one_req` counts, with a block for each of the three places it rounds.
         """
-        tokens = len(req.full_untruncated_fill_ids) + answer_tokens(req)
+        tokens = len(req.full_untruncated_fill_ids) + answer_tokens(req) + self._step_tokens - 1
         geometry = self._arena.geometry
         room = geometry.blocks_above(geometry.state_end(2)) * self._size
         return tokens + 3 * self._size <= room

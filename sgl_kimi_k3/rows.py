@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
     from mempool import IdArray
+    from sgl_kimi_k3.windows import Windows
 
 
 class RequestRows(UnifiedHybridReqToTokenPool):
@@ -24,9 +25,17 @@ class RequestRows(UnifiedHybridReqToTokenPool):
     So giving blocks back and publishing them never reads a row from the device.
     """
 
-    def __init__(self, pool: UnifiedHybridReqToTokenPool, block_size: int) -> None:
+    def __init__(
+        self,
+        pool: UnifiedHybridReqToTokenPool,
+        block_size: int,
+        windows: Windows | None = None,
+    ) -> None:
         """Take over the rows that SGLang's factory built."""
         vars(self).update(vars(pool))
+        self.windows = windows  # of requests that draft
+        self.step_tokens = 1 if windows is None else windows.tokens
+        self.step_blocks = self.size * -(-self.step_tokens // block_size)  # of a step of all rows
         count, tokens = pool.req_to_token.shape
         self._block_size = block_size
         # As large as the device's table at most; pages of it that are never touched cost nothing.

@@ -9,7 +9,7 @@ from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBack
 from torch import Tensor
 from torch.nn import functional
 
-from sgl_kimi_k3.kernels import naive, pointwise
+from sgl_kimi_k3.kernels import pointwise
 from sgl_kimi_k3.kernels.conv import conv_decode, conv_prefill
 from sgl_kimi_k3.kernels.decode import kda_decode
 from sgl_kimi_k3.kernels.prefill import kda_prefill
@@ -75,6 +75,8 @@ class KdaAttnBackend(MambaAttnBackendBase):
         **_: Any,
     ) -> Tensor:
         """Requests laid end to end: as `forward_decode`, with a [1, T, H, K] and T tokens."""
+        if forward_batch.forward_mode.is_target_verify():
+            return self._verify(layer, mixed_qkv, a, b)
         cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
         lens = forward_batch.extend_seq_lens_cpu
         depths = forward_batch.extend_prefix_lens_cpu
@@ -101,6 +103,31 @@ class KdaAttnBackend(MambaAttnBackendBase):
         out = functional.pad(out, (0, 0, 0, 0, 0, len(mixed_qkv) - tokens))
         return out[None].to(mixed_qkv.dtype)
 
+    def _verify(
+        self, layer: RadixLinearAttention, mixed_qkv: Tensor, a: Tensor, b: Tensor
+    ) -> Tensor:
+        """A draft window per request, step by step as `forward_decode`; no state is changed.
+
+        What the steps are fed is kept in `windows` until it is known which of them count.
+        """
+        pool = self.req_to_token_pool
+        cache, windows = pool.mamba2_layer_cache(layer.layer_id), pool.windows
+        shape = (len(self.indices), windows.tokens)
+        rows, states = cache.conv[0][self.indices], cache.temporal[self.indices]
+        mixed = mixed_qkv.unflatten(0, shape)
+        convolved = torch.empty_like(mixed)
+        for step in range(windows.tokens):
+            convolved[:, step], rows = conv_decode(mixed[:, step], layer.conv_weights, rows)
+        operands = _operands(layer, convolved.flatten(0, 1), a, b)
+        q, k, v, log_a, beta = (part.unflatten(0, shape) for part in operands)
+        out = q.new_empty(*shape, *v.shape[2:], dtype=torch.float64)
+        for step in range(windows.tokens):
+            inputs = (part[:, step] for part in (q, k, v, log_a, beta))
+            out[:, step], states = kda_decode(*inputs, states)
+        index = pool.mamba_map[layer.layer_id]
+        windows.keep(index, layer, mixed=mixed_qkv, k=k, v=v, a=a, b=b)
+        return out.flatten(0, 1)[None].to(mixed_qkv.dtype)
+
 
 def _kept(values: Tensor, resumed: Tensor) -> Tensor:
     shape = (-1,) + (1,) * (values.dim() - 1)
@@ -113,10 +140,13 @@ def _operands(
     """q, k [T, H, K], v [T, H, V], log decay [T, H, K] and beta [T, H]."""
     q, k, v = mixed.split((layer.q_dim, layer.k_dim, layer.v_dim), -1)
     heads = (layer.num_k_heads, layer.head_k_dim)
-    log_a = pointwise.log_decay(
-        a.reshape(-1, *heads), layer.A_log, layer.dt_bias, layer.lower_bound
+    log_a, beta = pointwise.gates(
+        a.reshape(-1, *heads),
+        b.reshape(-1, layer.num_k_heads),
+        layer.A_log,
+        layer.dt_bias,
+        layer.lower_bound,
     )
-    beta = naive.sigmoid(b.double()).view(-1, layer.num_k_heads)
     return (
         q.unflatten(-1, heads),
         k.unflatten(-1, heads),

@@ -55,6 +55,10 @@ class LatentAttnBackend(AttentionBackend):
         seq_lens = forward_batch.seq_lens.tolist()
         if forward_batch.forward_mode.is_decode():
             query_lens = [1] * len(seq_lens)
+        elif forward_batch.forward_mode.is_target_verify():
+            window = forward_batch.spec_info.draft_token_num
+            query_lens = [window] * len(seq_lens)
+            seq_lens = [length + window for length in seq_lens]  # the drafts' rows lie behind
         else:
             query_lens = forward_batch.extend_seq_lens.tolist()
         table = self.req_to_token_pool.req_to_token

@@ -25,8 +25,13 @@ def kda_decode(
         [B, H, V] float64, and the new states in the states' dtype.
     """
     q = naive.l2_normalise(q.double()) * q.shape[-1] ** -0.5
+    state = advance(k, v, log_a, beta, states)
+    return (state * q[..., None, :]).sum(-1), state.to(states.dtype)
+
+
+def advance(k: Tensor, v: Tensor, log_a: Tensor, beta: Tensor, states: Tensor) -> Tensor:
+    """The states of `kda_decode` before they are rounded: [B, H, V, K] float64."""
     k = naive.l2_normalise(k.double())
     state = states.double() * torch.exp(log_a.double())[..., None, :]
     error = v.double() - (state * k[..., None, :]).sum(-1)
-    state = state + (beta.double()[..., None] * error)[..., None] * k[..., None, :]
-    return (state * q[..., None, :]).sum(-1), state.to(states.dtype)
+    return state + (beta.double()[..., None] * error)[..., None] * k[..., None, :]

@@ -34,6 +34,14 @@ def log_decay(logits: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float
     return naive.log_decay(logits.double(), a_log.double(), dt_bias.double(), lower_bound)
 
 
+def gates(
+    a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float | None
+) -> tuple[Tensor, Tensor]:
+    """Log retention [..., H, K] and beta [..., H], both float64, from the logits of both."""
+    log_a = log_decay(a.flatten(0, -3), a_log.flatten(), dt_bias, lower_bound)
+    return log_a.view(a.shape), naive.sigmoid(b.double())
+
+
 def situ_and_mul(gate: Tensor, up: Tensor, beta: float, linear_beta: float | None) -> Tensor:
     """SiTU-GLU (`naive.situ`)."""
     return naive.situ(gate.double(), up.double(), beta, linear_beta).to(gate.dtype)

@@ -6,6 +6,7 @@
 - `timed`: started by SGLang's own command line, pages of 64, junctions only, requests time out and
   are explained.
 - `apart`: two schedulers under DP attention, each with an arena of 16 states and 1,500 tokens.
+- `drafting`: as `roomy`, with draft windows of 6 tokens; retracts at every 20th step without need.
 - `spread`: as `roomy`, on two ranks of which each holds every second token's row (DCP).
 """
 
@@ -35,12 +36,24 @@ def model():
     return str(ensure())
 
 
+ROOM = ["--max-total-tokens", "16000", "--max-mamba-cache-size", "200"]
+ROOM += ["--max-running-requests", "16", "--chunked-prefill-size", "64"]
+
+
 @pytest.fixture(scope="session")
 def roomy(model, tmp_path_factory):
-    flags = ["--max-total-tokens", "16000", "--max-mamba-cache-size", "200"]
-    flags += ["--max-running-requests", "16", "--chunked-prefill-size", "64"]
     log = tmp_path_factory.mktemp("roomy") / "server.log"
-    with serving(command(model, flags), log=log, model=model, options=ROOMY) as server:
+    with serving(command(model, ROOM), log=log, model=model, options=ROOMY) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def drafting(model, tmp_path_factory):
+    flags = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6"]
+    forced = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "20"}
+    log = tmp_path_factory.mktemp("drafting") / "server.log"
+    argv = command(model, ROOM + flags)
+    with serving(argv, log=log, model=model, options=ROOMY, env=forced) as server:
         yield server
 
 

@@ -48,6 +48,16 @@ def publish_args(*, page_size: int = 1, **flags: object) -> None:
     publish(args, role="scheduler")
 
 
+def drafting_flags(window: int) -> dict[str, object]:
+    """What SGLang resolves `--speculative-algorithm NGRAM` to."""
+    return {
+        "speculative_algorithm": "NGRAM",
+        "speculative_num_draft_tokens": window,
+        "speculative_num_steps": window,
+        "speculative_eagle_topk": 1,
+    }
+
+
 def fold(tokens: list[int] | np.ndarray) -> float:
     """An order-sensitive hash that a float32 holds exactly."""
     value = 1
@@ -75,9 +85,11 @@ class Memory:
         token_bytes: int = TOKEN_BYTES,
         state_words: int = STATE_WORDS,
         context: int = 4096,
+        window: int | None = None,
         **options: int,
     ) -> None:
-        publish_args(page_size=page_size, tp_size=dcp, dcp_size=dcp)
+        drafting = {} if window is None else drafting_flags(window)
+        publish_args(page_size=page_size, tp_size=dcp, dcp_size=dcp, **drafting)
         if dcp > 1:
             get_parallel().override_permanently(dcp_rank=rank, attn_dcp_rank=rank)
         self.page_size = page_size * dcp  # of the tree, and of every id above it
@@ -112,7 +124,7 @@ class Memory:
             enable_memory_saver=False,
             enable_mamba_extra_buffer=False,
             enable_mamba_extra_buffer_lazy=False,
-            speculative_num_draft_tokens=None,
+            speculative_num_draft_tokens=window,
             disable_overlap_schedule=True,
             need_sort=False,
             lazy_compaction=True,

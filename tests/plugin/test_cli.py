@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mempool import Geometry
-from sgl_kimi_k3 import cli, resolution, serve
+from sgl_kimi_k3 import cli, drafts, resolution, serve
 from sgl_kimi_k3.memory_plan import MemoryPlan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +123,6 @@ def test_what_works_is_accepted() -> None:
         ("mamba_max_states_per_path", 3, "--mamba-max-states-per-path (got 3)"),
         ("pp_size", 2, "--pp-size (got 2)"),
         ("attn_cp_size", 2, "--attn-cp-size (got 2)"),
-        ("speculative_algorithm", "EAGLE", "--speculative-algorithm (got 'EAGLE')"),
         ("enable_lmcache", True, "--enable-lmcache (got True)"),
         ("enable_mixed_chunk", True, "--enable-mixed-chunk (got True)"),
         ("kv_events_config", "{}", "--kv-events-config (got '{}')"),
@@ -136,6 +135,45 @@ def test_what_cannot_work_is_refused_by_name(field: str, value: object, flag: st
         resolution.refuse_unsupported(view)
     assert flag in str(caught.value)
     assert "Drop" in str(caught.value) or "Use" in str(caught.value)
+
+
+def drafting(**fields: object) -> View:
+    view = View()
+    view.speculative_algorithm, view.speculative_ngram_max_bfs_breadth = "ngram", 10
+    for field, value in fields.items():
+        setattr(view, field, value)
+    return view
+
+
+def test_drafts_are_a_chain_without_overlap() -> None:
+    assert drafts.check(View()) == {}
+    for breadth in (1, 10):  # the second is SGLang's default
+        decided = drafts.check(drafting(speculative_ngram_max_bfs_breadth=breadth))
+        assert decided["speculative_ngram_max_bfs_breadth"] == 1
+        assert decided["disable_overlap_schedule"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("speculative_algorithm", "EAGLE", "--speculative-algorithm EAGLE"),
+        ("speculative_algorithm", "dflash", "Use --speculative-algorithm NGRAM"),
+        ("speculative_ngram_max_bfs_breadth", 4, "--speculative-ngram-max-bfs-breadth 4"),
+        ("dcp_size", 2, "--dcp-size 2"),
+        ("attn_dp_size", 2, "--attn-dp-size 2"),
+        ("device", "cuda", "only been run on a CPU"),
+    ],
+)
+def test_drafts_that_cannot_work_are_refused_by_name(field: str, value: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        drafts.check(drafting(**{field: value}))
+    assert "rop" in str(caught.value)
+
+
+def test_drafts_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match="no-such-compiler is missing: apt install"):
+        drafts.check(drafting())
 
 
 def test_dp_attention_needs_a_class_that_splits_states_by_replica(monkeypatch) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from mempool import Side
 from sgl_kimi_k3.arena import Arena, DeviceTable
+from sgl_kimi_k3.pool_adapter import forward_stream
 from tests.plugin.test_life import prompt
 from tests.plugin.world import World
 
@@ -139,3 +140,11 @@ def test_the_recorder_sees_another_stream(monkeypatch) -> None:
     world, recorder = recorded(monkeypatch, tokens=260, states=12)
     load(world)
     assert {stream for *_, stream in recorder.log} == {FORWARD, None}
+
+
+@pytest.mark.parametrize(("on_gpu", "overlap"), [(True, True), (True, False), (False, True)])
+def test_without_overlap_forwards_run_on_the_schedulers_stream(on_gpu: bool, overlap: bool) -> None:
+    found = forward_stream(
+        on_gpu=on_gpu, disable_overlap_schedule=not overlap, forward_stream=FORWARD, device="any"
+    )
+    assert found == (FORWARD if on_gpu and overlap else None)

@@ -1,0 +1,210 @@
+"""Speculative decoding: what drafts ask of SGLang's flags, of the pool and of a request's end.
+
+Drafts come from SGLang's n-gram corpus (`--speculative-algorithm NGRAM`), which needs no model.  A
+step verifies a window per request: its last known token and a chain of drafts.  Their KV rows lie
+behind the committed ones, in blocks that are the request's own; KDA keeps what the steps were fed
+(`windows`) and advances the live state by the accepted ones only.  So between two steps a request
+looks as it does without drafts, its live state and `kv_committed_len` at the same depth, except
+that blocks behind it are allocated.  What of them was not accepted is overwritten by the next
+window, and freed at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+from sglang.srt.runtime_context import get_memory, get_parallel, get_schedule, get_spec
+
+from sgl_kimi_k3.config import BACKEND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang.srt.managers.schedule_batch import Req
+
+SOURCE = "sgl_kimi_k3"
+STOCK_BREADTH = 10  # SGLang's default of --speculative-ngram-max-bfs-breadth
+
+
+# -- flags --
+
+
+def check(view: Any) -> dict[str, Any]:
+    """What drafts imply for other flags; nothing without them.
+
+    Raises:
+        ValueError: naming what cannot work, why, and the nearest that does.
+    """
+    if view.speculative_algorithm is None:
+        return {}
+    if view.speculative_algorithm.upper() != "NGRAM":
+        raise ValueError(
+            f"--radix-cache-backend {BACKEND} does not support --speculative-algorithm "
+            f"{view.speculative_algorithm}: a draft model's own KV has no place in the arena. "
+            "Use --speculative-algorithm NGRAM, which drafts from the text so far, or drop the "
+            "flag."
+        )
+    if view.device != "cpu":
+        raise ValueError(
+            f"--speculative-algorithm {view.speculative_algorithm} under --radix-cache-backend "
+            f"{BACKEND} has only been run on a CPU so far. Drop the flag."
+        )
+    breadth = view.speculative_ngram_max_bfs_breadth
+    if breadth not in (1, STOCK_BREADTH):
+        raise ValueError(
+            f"--speculative-ngram-max-bfs-breadth {breadth} drafts a tree, and only a chain can be "
+            f"replayed under --radix-cache-backend {BACKEND}. Drop it, or set it to 1."
+        )
+    for flag, value in (("--dcp-size", view.dcp_size), ("--attn-dp-size", view.attn_dp_size)):
+        if value > 1:
+            raise ValueError(
+                f"{flag} {value} with --speculative-algorithm NGRAM has not been run. "
+                "Drop one of them."
+            )
+    compiler = os.environ.get("CXX", "c++")
+    for tool in (compiler, "ninja"):
+        if shutil.which(tool) is None:
+            raise ValueError(
+                f"--speculative-algorithm NGRAM: SGLang compiles its n-gram corpus at start, and "
+                f"{tool} is missing: apt install g++ ninja-build. Or drop the flag."
+            )
+    return {
+        "speculative_ngram_max_bfs_breadth": 1,
+        # The depth of the live state must be known when a request ends, and the corpus waits for
+        # every step's tokens in any case.
+        "disable_overlap_schedule": True,
+        # This is how states are kept here; SGLang's flag would size rings for every cached state.
+        "enable_linear_replayssm_spec": False,
+    }
+
+
+def unified_memory(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND `kv_cache_hook.handle_unified_memory_pool`: drafts of a chain without a model pass.
+
+    Stock refuses n-gram drafts because accepted rows of a tree are moved by virtual id. Those of a
+    chain lie where they belong.
+    """
+    view = resolving_view(server_args)
+    algorithm = view.speculative_algorithm
+    if view.radix_cache_backend != BACKEND or algorithm is None:
+        original(server_args)
+        return
+    declare_resolution(server_args, SOURCE, speculative_algorithm=None)
+    try:
+        original(server_args)
+    finally:
+        declare_resolution(server_args, SOURCE, speculative_algorithm=algorithm)
+
+
+# -- memory --
+
+
+def window_tokens() -> int:
+    """Steps of a window; 0 without drafts."""
+    spec = get_spec()
+    return int(spec.speculative_num_draft_tokens) if spec.speculative_algorithm else 0
+
+
+def state_budget(original: Callable[..., float], configurator: Any, rest_gib: float) -> float:
+    """AROUND `KVCacheConfigurator._handle_max_mamba_cache`: windows, not a state for every draft.
+
+    Takes and returns GiB that are left.
+    """
+    if get_memory().radix_cache_backend != BACKEND or configurator.spec_algorithm.is_none():
+        return original(configurator, rest_gib)
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: PLC0415  # slow
+
+    from sgl_kimi_k3.windows import window_bytes  # noqa: PLC0415  # imports torch
+
+    params = configurator.mambaish_config.mamba2_cache_params
+    requests = get_schedule().max_running_requests // get_parallel().attn_dp_size
+    taken = requests * window_bytes(params, layers=len(params.layers), tokens=window_tokens())
+    algorithm, configurator.spec_algorithm = configurator.spec_algorithm, SpeculativeAlgorithm.NONE
+    try:
+        return original(configurator, rest_gib - taken / (1 << 30))
+    finally:
+        configurator.spec_algorithm = algorithm
+
+
+def reserve(original: Callable[[], int]) -> int:
+    """AROUND `get_alloc_reserve_per_decode`: the tokens of one window.
+
+    Stock doubles them for the step that overlap scheduling keeps in flight, and a row of its
+    table does not hold that much behind the context length.
+    """
+    return original() // 2 if get_memory().radix_cache_backend == BACKEND else original()
+
+
+def allocate(
+    original: Callable[..., None], tree_cache: Any, req_to_token_pool: Any, **kwargs: Any
+) -> None:
+    """AROUND `alloc_for_spec_decode`: the host copy of the rows learns of the blocks."""
+    original(tree_cache, req_to_token_pool, **kwargs)
+    if get_memory().radix_cache_backend == BACKEND:
+        req_to_token_pool.alloc_aux_to_lengths(
+            req_pool_indices_cpu=kwargs["batch"].req_pool_indices_cpu,
+            target_seq_lens_cpu=kwargs["nxt_kv_lens_cpu"],
+        )
+
+
+# -- a step --
+
+
+def commit(
+    original: Callable[..., None],
+    backend: Any,
+    last_correct_step_indices: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """AROUND `HybridLinearAttnBackend.update_mamba_state_after_mtp_verify`: replay what counts."""
+    linear = backend.linear_attn_backend
+    windows = getattr(linear.req_to_token_pool, "windows", None)
+    if windows is None:
+        original(backend, last_correct_step_indices, *args, **kwargs)
+        return
+    requests = len(last_correct_step_indices)
+    windows.fold(
+        linear.req_to_token_pool.mamba_pool.mamba_cache,
+        linear.forward_metadata.mamba_cache_indices[:requests].long(),
+        last_correct_step_indices + 1,
+    )
+
+
+def keep_in_place(original: Callable[..., None], batch: Any, *args: Any, **kwargs: Any) -> None:
+    """AROUND `move_accept_tokens_to_target_kvcache`: rows of a chain are where they belong."""
+    if get_memory().radix_cache_backend != BACKEND:
+        original(batch, *args, **kwargs)
+
+
+def may_keep(original: Callable[..., bool], processor: Any, req: Req, *args: Any) -> bool:
+    """AROUND `_mamba_can_cache_finished_req`: an end inside an accepted window still leaves KV.
+
+    Stock keeps nothing of such a request, as its live state is deeper than its text.  `Handover`
+    knows, and publishes what is on the way there.
+    """
+    from sgl_kimi_k3.scheduler import is_ours  # noqa: PLC0415  # loaded by now
+
+    inside = req.owned_kv_len() != req.kv.kv_committed_len
+    return (inside and is_ours(processor.tree_cache)) or original(processor, req, *args)
+
+
+# -- the worker --
+
+
+def create_worker(original: Callable[..., type], algorithm: Any, server_args: Any) -> type:
+    """AROUND `SpeculativeAlgorithm.create_worker`, in the scheduler: ours, and its hooks."""
+    if resolving_view(server_args).radix_cache_backend != BACKEND:
+        return original(algorithm, server_args)
+    from sgl_kimi_k3 import compat, hooks  # noqa: PLC0415
+    from sgl_kimi_k3.attention import chains  # noqa: PLC0415
+
+    chains.install()
+    compat.check_symbols(compat.DRAFT_SYMBOLS)
+    hooks.apply(hooks.DRAFT_HOOKS)
+    from sgl_kimi_k3.draft_worker import ChainWorker  # noqa: PLC0415
+
+    return ChainWorker
