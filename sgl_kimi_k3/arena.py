@@ -76,18 +76,17 @@ class SlotTensors:
 class BlockTensors:
     """Block ids as device tensors: a run of them is a view of one constant, so it copies nothing.
 
-    Blocks are taken downwards from the arena's end, so the usual grant is a run of falling ids.
+    Blocks are taken in order from the arena's end on, so the usual grant is a run.
     """
 
     def __init__(self, max_id: int, device: torch.device) -> None:
-        self._all = torch.arange(max_id, -1, -1, dtype=torch.int64, device=device)
-        self._max_id = max_id
+        self._all = torch.arange(max_id + 1, dtype=torch.int64, device=device)
 
     def of(self, ids: IdArray) -> torch.Tensor:
         """The ids as an int64 tensor on the device; not to be written to."""
         count = len(ids)
-        if count and ids[0] - ids[-1] == count - 1 and bool((ids[:-1] - ids[1:] == 1).all()):
-            start = self._max_id - int(ids[0])
+        if count and ids[-1] - ids[0] == count - 1 and bool((ids[1:] - ids[:-1] == 1).all()):
+            start = int(ids[0])
             return self._all[start : start + count]
         return upload(ids, self._all.device)
 
