@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from sysconfig import get_path
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
@@ -64,13 +65,7 @@ def check(view: Any) -> dict[str, Any]:
                 f"{flag} {value} with --speculative-algorithm NGRAM has not been run. "
                 "Drop one of them."
             )
-    compiler = os.environ.get("CXX", "c++")
-    for tool in (compiler, "ninja"):
-        if shutil.which(tool) is None:
-            raise ValueError(
-                f"--speculative-algorithm NGRAM: SGLang compiles its n-gram corpus at start, and "
-                f"{tool} is missing: apt install g++ ninja-build. Or drop the flag."
-            )
+    _find_compiler()
     return {
         "speculative_ngram_max_bfs_breadth": 1,
         # The depth of the live state must be known when a request ends, and the corpus waits for
@@ -79,6 +74,18 @@ def check(view: Any) -> dict[str, Any]:
         # This is how states are kept here; SGLang's flag would size rings for every cached state.
         "enable_linear_replayssm_spec": False,
     }
+
+
+def _find_compiler() -> None:
+    """SGLang compiles its corpus at start; ninja may be the environment's, not the system's."""
+    if shutil.which("ninja") is None:
+        os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), get_path("scripts")))
+    for tool in (os.environ.get("CXX", "c++"), "ninja"):
+        if shutil.which(tool) is None:
+            raise ValueError(
+                f"--speculative-algorithm NGRAM: SGLang compiles its n-gram corpus at start, and "
+                f"{tool} is missing: apt install g++ ninja-build. Or drop the flag."
+            )
 
 
 def unified_memory(original: Callable[[Any], None], server_args: Any) -> None:

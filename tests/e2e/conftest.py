@@ -13,6 +13,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,21 @@ from tests.e2e.server import command, serving
 
 WAITING_S, RUNNING_S = 2.0, 20.0
 ROOMY = {"GRID": "16", "INTERVAL": "64", "OPPORTUNISTIC": "16"}
+
+
+TOGETHER = {"roomy": "room", "drafting": "room", "spread": "room"}
+TOGETHER |= {"tight": "short", "timed": "short", "apart": "short"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Under `-n 2 --dist loadgroup`: who asks the same servers runs in one process, in order."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+            named = [*item.fixturenames, *(one for one in params if isinstance(one, str))]
+            servers = [TOGETHER[name] for name in named if name in TOGETHER]
+            item.add_marker(pytest.mark.xdist_group(min(servers, default=item.path.stem)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ without a violation, every byte of the arena in one part, nothing live that the 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -267,7 +268,17 @@ def start(argv: Sequence[str], *, log: Path, env: Mapping[str, str]) -> subproce
             stderr=subprocess.STDOUT,
             env={**clean, **STRICT, **env},
             start_new_session=True,
+            preexec_fn=_end_with_this_process,  # noqa: PLW1509  # takes no lock
         )
+
+
+_PRCTL = ctypes.CDLL(None).prctl
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_this_process() -> None:
+    """A test run that is killed leaves no server behind."""
+    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -7,6 +7,7 @@ state goes on by the accepted ones.  The world compares what each step reads.
 from __future__ import annotations
 
 import random
+import shutil
 from types import SimpleNamespace
 from unittest import mock
 
@@ -242,3 +243,19 @@ def test_it_ends_no_later_than_the_answer() -> None:
     assert cut([7, 1, 2, 3], whole, longest=1) == [7]
     assert cut([7, 1, 2, 3], whole, last=(1,)) == [7, 1]
     assert cut([7, 1, 2, 3], whole, last=(7, 2)) == [7, 1, 2]
+
+
+def test_the_environments_ninja_will_do_but_not_no_compiler(monkeypatch, tmp_path):
+    """As where `.venv/bin` is not on the PATH; the scripts of an environment are."""
+    system, scripts = tmp_path / "bin", tmp_path / "scripts"
+    for path in (system / "c++", scripts / "ninja"):
+        path.parent.mkdir()
+        path.touch(0o755)
+    monkeypatch.setattr(drafts, "get_path", lambda _: str(scripts))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(system))
+    drafts._find_compiler()
+    assert shutil.which("ninja") == str(scripts / "ninja")
+    system.joinpath("c++").unlink()
+    with pytest.raises(ValueError, match=r"c\+\+ is missing: apt install g\+\+"):
+        drafts._find_compiler()
