@@ -64,7 +64,7 @@ HOOKS = (
     ),
     Hook(
         "sglang.srt.mem_cache.unified_memory_pool.init_unified_mamba_pools",
-        "sgl_kimi_k3.pool_adapter:around_factory",
+        "sgl_kimi_k3.pools:around_factory",
         "our arena behind SGLang's allocators",
     ),
     Hook(

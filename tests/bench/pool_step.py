@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 from mempool import Geometry
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.config import Options
-from sgl_kimi_k3.pool_adapter import build_pools
+from sgl_kimi_k3.pools import build_pools
 from tests.bench.machine import commit, machine
 from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
 from tests.bench.pool_peer import context, sizes

@@ -17,7 +17,7 @@ from sglang.srt.server_args import ServerArgs
 
 from sgl_kimi_k3.cache_adapter import KimiK3Cache
 from sgl_kimi_k3.config import Options
-from sgl_kimi_k3.pool_adapter import build_pools
+from sgl_kimi_k3.pools import build_pools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

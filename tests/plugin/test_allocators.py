@@ -8,7 +8,8 @@ from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 from mempool import Geometry
 from mempool.storage import upload
 from sgl_kimi_k3 import arena
-from sgl_kimi_k3.pool_adapter import ArenaAllocator, build_pools
+from sgl_kimi_k3.pool_adapter import ArenaAllocator
+from sgl_kimi_k3.pools import build_pools
 from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
 from tests.bench.pool_peer import context, sizes
 from tests.plugin.fake_device import fake_device

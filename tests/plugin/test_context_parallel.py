@@ -18,7 +18,7 @@ from sglang.srt.runtime_context import get_parallel, override_platform
 
 from mempool import Geometry
 from sgl_kimi_k3 import context_parallel
-from sgl_kimi_k3.pool_adapter import build_pools
+from sgl_kimi_k3.pools import build_pools
 from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
 from tests.bench.pool_peer import context, sizes
 from tests.plugin.test_cli import View

@@ -17,7 +17,7 @@ import torch
 
 from mempool import Side
 from sgl_kimi_k3.arena import Arena, DeviceTable
-from sgl_kimi_k3.pool_adapter import forward_stream
+from sgl_kimi_k3.pools import forward_stream
 from tests.plugin.test_life import prompt
 from tests.plugin.world import World
 
