@@ -239,6 +239,45 @@ DRAFT_SYMBOLS: dict[str, tuple[str, ...] | None] = {
     ".SchedulerBatchResultProcessor._mamba_can_cache_finished_req": ("self", "req", "result", "i"),
 }
 
+# And for one whose KDA layers are SGLang's.
+VERIFY_SYMBOLS: dict[str, tuple[str, ...] | None] = {
+    "sglang.srt.layers.attention.linear.kda_backend.causal_conv1d_update": None,
+    "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend._forward_target_verify": (
+        "self",
+        "layer",
+        "forward_batch",
+        "mixed_qkv",
+        "a",
+        "b",
+    ),
+    "sglang.srt.layers.attention.linear.kernels.kda_triton.TritonKDAKernel.target_verify": (
+        "self",
+        "A_log",
+        "dt_bias",
+        "q",
+        "k",
+        "v",
+        "a",
+        "b",
+        "ssm_states",
+        "cache_indices",
+        "query_start_loc",
+        "intermediate_states_buffer",
+        "intermediate_state_indices",
+        "cache_steps",
+        "retrieve_parent_token",
+        "lower_bound",
+        "cache_ring",
+        "replayssm_rawv",
+        "replayssm_rawk",
+        "replayssm_g",
+        "replayssm_beta",
+        "kwargs",
+    ),
+    "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
+    ".fused_sigmoid_gating_delta_rule_update": None,
+}
+
 
 class IncompatibleError(RuntimeError):
     """The installed SGLang is not the one this backend was written against."""

@@ -16,6 +16,7 @@ import shutil
 from sysconfig import get_path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.runtime_context import get_memory, get_parallel, get_schedule, get_spec
 
@@ -51,7 +52,8 @@ def check(view: Any) -> dict[str, Any]:
     if view.device != "cpu":
         raise ValueError(
             f"--speculative-algorithm {view.speculative_algorithm} under --radix-cache-backend "
-            f"{BACKEND} has only been run on a CPU so far. Drop the flag."
+            f"{BACKEND} serves on a CPU only: what it does on {view.device} has run in Triton's "
+            "interpreter, and on no GPU yet. Drop the flag."
         )
     breadth = view.speculative_ngram_max_bfs_breadth
     if breadth not in (1, STOCK_BREADTH):
@@ -73,6 +75,7 @@ def check(view: Any) -> dict[str, Any]:
         "disable_overlap_schedule": True,
         # This is how states are kept here; SGLang's flag would size rings for every cached state.
         "enable_linear_replayssm_spec": False,
+        "linear_attn_verify_backend": "triton",
     }
 
 
@@ -160,6 +163,66 @@ def allocate(
 # -- a step --
 
 
+def verify(
+    original: Callable[..., Any],
+    backend: Any,
+    layer: Any,
+    forward_batch: Any,
+    mixed_qkv: Any,
+    a: Any,
+    b: Any,
+) -> Any:
+    """AROUND `KDAAttnBackend._forward_target_verify` (CUDA): no state for each draft.
+
+    Stock's kernels, which here write neither states nor rows: what their steps are fed is kept.
+    """
+    pool = backend.req_to_token_pool
+    windows = getattr(pool, "windows", None)
+    if windows is None:
+        return original(backend, layer, forward_batch, mixed_qkv, a, b)
+    from sglang.srt.layers.attention.linear.kda_backend import (  # noqa: PLC0415  # loaded by now
+        causal_conv1d_update,
+    )
+
+    found = backend.forward_metadata
+    requests = len(mixed_qkv) // windows.tokens
+    cache = pool.mamba2_layer_cache(layer.layer_id)
+    # A copy, as the kernel leaves the rows behind the last draft; padding (-1) reads the sink's.
+    rows = cache.conv[0][found.mamba_cache_indices[:requests].clamp(min=0).long()]
+    convolved = causal_conv1d_update(
+        mixed_qkv.view(requests, windows.tokens, -1).transpose(1, 2),
+        rows.transpose(1, 2),
+        layer.conv_weights,
+        layer.bias,
+        activation="silu",
+    )
+    parts = convolved.transpose(1, 2).reshape(len(mixed_qkv), -1)
+    q, k, v = parts.split([layer.q_dim, layer.k_dim, layer.v_dim], -1)
+    q, k, v = (
+        part.unflatten(-1, (-1, size))[None]
+        for part, size in ((q, layer.head_q_dim), (k, layer.head_k_dim), (v, layer.head_v_dim))
+    )
+    index = pool.mamba_map[layer.layer_id]
+    windows.keep(index, layer, mixed=mixed_qkv, k=k, v=v, a=a, b=b)
+    return backend.kernel_dispatcher.triton_kernel.target_verify(
+        layer.A_log,
+        layer.dt_bias,
+        q,
+        k,
+        v,
+        a,
+        b,
+        ssm_states=cache.temporal,
+        cache_indices=found.mamba_cache_indices,
+        query_start_loc=found.query_start_loc,
+        intermediate_states_buffer=None,
+        intermediate_state_indices=None,
+        cache_steps=windows.tokens,
+        retrieve_parent_token=None,
+        lower_bound=layer.lower_bound,
+    )
+
+
 def commit(
     original: Callable[..., None],
     backend: Any,
@@ -207,9 +270,15 @@ def create_worker(original: Callable[..., type], algorithm: Any, server_args: An
     if resolving_view(server_args).radix_cache_backend != BACKEND:
         return original(algorithm, server_args)
     from sgl_kimi_k3 import compat, hooks  # noqa: PLC0415
-    from sgl_kimi_k3.attention import chains  # noqa: PLC0415
+    from sgl_kimi_k3.models import is_portable  # noqa: PLC0415
 
-    chains.install()
+    if not torch.cuda.is_available():
+        from sgl_kimi_k3.attention import chains  # noqa: PLC0415
+
+        chains.install()
+    if not is_portable():
+        compat.check_symbols(compat.VERIFY_SYMBOLS)
+        hooks.apply(hooks.VERIFY_HOOKS)
     compat.check_symbols(compat.DRAFT_SYMBOLS)
     hooks.apply(hooks.DRAFT_HOOKS)
     from sgl_kimi_k3.draft_worker import ChainWorker  # noqa: PLC0415

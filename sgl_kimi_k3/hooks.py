@@ -190,6 +190,15 @@ DRAFT_HOOKS = (
     ),
 )
 
+# And where SGLang's own KDA verifies.
+VERIFY_HOOKS = (
+    Hook(
+        "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend._forward_target_verify",
+        "sgl_kimi_k3.drafts:verify",
+        "the inputs of a window's steps are kept, not the state after each",
+    ),
+)
+
 _MARK = "__sgl_kimi_k3_hook__"
 
 

@@ -75,14 +75,67 @@ class Windows:
             indices: int64 [B], physical indices of the states, each once.
             accepted: [B] steps, at least 1.
         """
+        on_gpu = cache.temporal.is_cuda
+        (self.fold_by_kernel if on_gpu else self.fold_in_torch)(cache, indices, accepted)
+
+    def fold_in_torch(self, cache: Any, indices: Tensor, accepted: Tensor) -> None:
+        """`fold` as `attention.kda` decodes."""
+        states = cache.temporal
+        k, v, a, b = self._rows_folded(cache, indices, accepted)
+        for index, layer in self._layers.items():
+            gates = pointwise.gates(
+                a[:, :, index], b[:, :, index], layer.A_log, layer.dt_bias, layer.lower_bound
+            )
+            states[index, indices] = replay.fold(
+                k[:, :, index], v[:, :, index], *gates, states[index, indices], accepted
+            )
+
+    def fold_by_kernel(self, cache: Any, indices: Tensor, accepted: Tensor) -> None:
+        """`fold` by the kernel that verified, which here writes states: one launch for all layers.
+
+        It walks sequences laid end to end, so a window is two of them: the accepted steps on the
+        request's state, and the others on none.  Layers are heads to it: those of a state lie end
+        to end in its slot.
+        """
+        from sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent import (  # noqa: PLC0415
+            fused_sigmoid_gating_delta_rule_update,
+        )
+
+        states = cache.temporal
+        k, v, a, b = self._rows_folded(cache, indices, accepted)
+        layers = [self._layers[index] for index in range(len(states))]
+        bounds = {layer.lower_bound for layer in layers}
+        assert len(bounds) == 1, bounds
+        assert states.stride(0) == states[0, 0].numel(), (states.stride(), states.shape)
+        count, tokens = k.shape[:2]
+        starts = torch.arange(count + 1, device=k.device, dtype=torch.int32) * tokens
+        cuts = torch.stack((starts[:-1], starts[:-1] + accepted.to(torch.int32)), 1).flatten()
+        slots = torch.stack((indices, torch.full_like(indices, -1)), 1).flatten()
+        keys = k.reshape(1, count * tokens, -1, k.shape[-1])
+        fused_sigmoid_gating_delta_rule_update(
+            A_log=torch.cat([layer.A_log.flatten() for layer in layers]),
+            dt_bias=torch.cat([layer.dt_bias.flatten() for layer in layers]),
+            q=keys,  # what is read out of the states is not wanted
+            k=keys,
+            v=v.reshape(1, count * tokens, -1, v.shape[-1]),
+            a=a.reshape(count * tokens, -1),
+            b=b.reshape(1, count * tokens, -1),
+            initial_state_source=states[0],
+            initial_state_indices=slots,
+            cu_seqlens=torch.cat((cuts, starts[-1:])),
+            use_qk_l2norm_in_kernel=True,
+            softplus_beta=1.0,
+            softplus_threshold=20.0,
+            is_kda=True,
+            lower_bound=bounds.pop(),
+        )
+
+    def _rows_folded(self, cache: Any, indices: Tensor, accepted: Tensor) -> list[Tensor]:
+        """Advance the convolution's rows; returns what the states are to be advanced with."""
         mixed, *steps = (part[: len(indices)] for part in self._parts.values())
         rows = cache.conv[0]
         rows[:, indices] = replay.fold_rows(mixed.movedim(2, 0), rows[:, indices], accepted)
-        states = cache.temporal
-        for index, layer in self._layers.items():
-            k, v, a, b = (part[:, :, index] for part in steps)
-            gates = pointwise.gates(a, b, layer.A_log, layer.dt_bias, layer.lower_bound)
-            states[index, indices] = replay.fold(k, v, *gates, states[index, indices], accepted)
+        return steps
 
 
 def windows_of(

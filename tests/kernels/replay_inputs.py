@@ -41,20 +41,27 @@ class Draft:
             torch.randn(*shape, HEADS),
         )
 
+    def to(self, device: str, dtype: torch.dtype) -> Draft:
+        """On a device, activations in a dtype; the gates' weights stay float32."""
+        layer = SimpleNamespace(**vars(self.layer))
+        layer.A_log, layer.dt_bias = layer.A_log.to(device), layer.dt_bias.to(device)
+        names = ("mixed", "k", "v", "a", "b")
+        return Draft(layer, *(getattr(self, name).to(device, dtype) for name in names))
+
     def parts(self) -> dict[str, Tensor]:
         """As a layer hands them over: tokens of all requests laid end to end."""
         names = ("mixed", "k", "v", "a", "b")
         return {name: getattr(self, name).flatten(0, 1) for name in names}
 
     @staticmethod
-    def params() -> Any:
+    def params(dtype: torch.dtype = torch.float32) -> Any:
         shape = SimpleNamespace(conv=[(WIDTH - 1, CHANNELS)], temporal=(HEADS, V_DIM, K_DIM))
-        return SimpleNamespace(shape=shape, dtype=SimpleNamespace(conv=torch.float32))
+        return SimpleNamespace(shape=shape, dtype=SimpleNamespace(conv=dtype))
 
     @staticmethod
-    def cache(slots: int, dtype: torch.dtype = torch.float32) -> Any:
+    def cache(slots: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
         """All layers' states and rows as the arena holds them: a slot's layers end to end."""
         torch.manual_seed(99)
-        states = torch.randn(slots, LAYERS, HEADS, V_DIM, K_DIM, dtype=dtype)
-        rows = torch.randn(slots, LAYERS, WIDTH - 1, CHANNELS)
+        states = torch.randn(slots, LAYERS, HEADS, V_DIM, K_DIM).to(device)
+        rows = torch.randn(slots, LAYERS, WIDTH - 1, CHANNELS).to(device, dtype)
         return SimpleNamespace(temporal=states.transpose(0, 1), conv=[rows.transpose(0, 1)])

@@ -1,5 +1,10 @@
 """A state advanced by the accepted steps of a window, from what they were fed (case E1)."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -106,3 +111,28 @@ def test_what_a_window_takes() -> None:
     taken = window_bytes(params, layers=69, tokens=8)
     assert taken == 69 * 8 * 12 * (6 * 128 + 1) * 2
     assert 42 < 69 * 8 * 12 * 128 * 128 * 4 / taken < 43
+
+
+def windows_by_kernel(device: str, **env: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.interpret_replay", device],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    said = [f"as one by one; lower bound {bound}" for bound in (-5.0, None)]
+    assert result.stdout.splitlines() == said
+
+
+def test_stocks_kernels_in_the_interpreter() -> None:
+    """Verified, then all layers folded at once: the bits of tokens fed one by one."""
+    windows_by_kernel("cpu", TRITON_INTERPRET="1")
+
+
+@pytest.mark.gpu
+def test_stocks_kernels_on_a_gpu() -> None:
+    windows_by_kernel("cuda")

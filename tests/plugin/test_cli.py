@@ -161,7 +161,7 @@ def test_drafts_are_a_chain_without_overlap() -> None:
         ("speculative_ngram_max_bfs_breadth", 4, "--speculative-ngram-max-bfs-breadth 4"),
         ("dcp_size", 2, "--dcp-size 2"),
         ("attn_dp_size", 2, "--attn-dp-size 2"),
-        ("device", "cuda", "only been run on a CPU"),
+        ("device", "cuda", "on no GPU yet"),
     ],
 )
 def test_drafts_that_cannot_work_are_refused_by_name(field: str, value: object, said: str) -> None:

@@ -19,6 +19,12 @@ def test_every_hooked_target_is_in_the_contract() -> None:
     assert {hook.target for hook in hooks.HOOKS} <= set(compat.SYMBOLS)
 
 
+def test_sglangs_kda_verifies_as_we_call_it() -> None:
+    compat.check_symbols(compat.VERIFY_SYMBOLS)
+    assert {hook.target for hook in hooks.VERIFY_HOOKS} <= set(compat.VERIFY_SYMBOLS)
+    assert {hook.target for hook in hooks.DRAFT_HOOKS} <= set(compat.DRAFT_SYMBOLS)
+
+
 def test_another_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.5.24")
     with pytest.raises(compat.IncompatibleError) as caught:
