@@ -31,10 +31,7 @@ class Key:
 
     @classmethod
     def of(cls, tokens: TokenArray) -> Key:
-        """The bytes are a copy, unless `tokens` are all of a `bytes` object."""
-        owner = tokens.base
-        if isinstance(owner, bytes) and len(owner) == tokens.nbytes:
-            return cls(tokens, owner)
+        """O(tokens): the bytes are a copy."""
         return cls(tokens, tokens.tobytes())
 
     def __len__(self) -> int:
