@@ -63,6 +63,10 @@ start_server() {
   local started=$SECONDS line='' shown=''
   until "$venv/bin/python" -c "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=5)" \
     "$url/health" 2>/dev/null; do
+    # SGLang's processes outlive a server that could not bind.
+    if grep -aqs 'error while attempting to bind on address' "$log"; then
+      fail "port $port was taken while the server started: choose another with --port"
+    fi
     if ! kill -0 "$server" 2>/dev/null; then
       tail -n 25 "$log" | cut -c1-300 >&2
       fail "the server ended while starting (whole log in $log)"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import re
 import signal
@@ -110,7 +111,7 @@ class Server:
         return answer.json()
 
     def abort(self, rid: str = "", *, everything: bool = False) -> None:
-        """End one request, or all."""
+        """End the requests whose id begins with `rid` (so SGLang reads it), or all."""
         answer = self.post("/abort_request", {"rid": rid, "abort_all": everything}, timeout=30)
         answer.raise_for_status()
 
@@ -302,11 +303,18 @@ def alive(group: int) -> list[int]:
     return found
 
 
+_PORTS = itertools.count(20_000 + 37 * os.getpid() % 9_000)  # runs side by side begin elsewhere
+
+
 def free_port() -> int:
-    """A port the system picks, so that runs beside each other do not meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that stays free for the half minute in which a server starts.
+
+    Never twice the same, and below those that Linux gives to outgoing connections.
+    """
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("the count has no end")
 
 
 def excerpt(log: Path, count: int = 50) -> str:

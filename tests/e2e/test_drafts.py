@@ -64,7 +64,7 @@ def test_a_busy_server_says_the_same(roomy, drafting):
     before = drafting.settle()
 
     def one(number):
-        which, rid = draw.randrange(9), f"busy-{number}"
+        which, rid = draw.randrange(9), f"busy-{number:03}"
         if number % 5 == 4:
             threading.Timer(draw.uniform(0.05, 1.0), drafting.abort, (rid,)).start()
         reply, _ = ask(drafting, prompts[which], 24, rid=rid)

@@ -91,7 +91,7 @@ def load(prompts):
 def send(server, draw):
     """Carry out one request; its reply, or None where the client did not wait for one."""
     # Nothing but its length ends a reply, but admission does not know that and is optimistic.
-    wanted = body(draw.prompt, draw.new_tokens, rid=f"draw-{draw.number}")
+    wanted = body(draw.prompt, draw.new_tokens, rid=f"draw-{draw.number:03}")
     wanted["sampling_params"]["ignore_eos"] = False
     if draw.ending == HANG_UP:
         hang_up(server, wanted, draw.patience_s)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.server import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "launch/quickstart.sh"
 
@@ -26,8 +28,7 @@ def run(*arguments, **options):
 
 @pytest.mark.e2e
 def test_quickstart_serves_and_reuses(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     result = run("--port", str(port), "--json", "out.json", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     out = json.loads((tmp_path / "out.json").read_text())
@@ -88,28 +89,59 @@ def test_a_machine_without_python_is_told_so(tmp_path):
     assert "no Python 3.11" in result.stderr
 
 
-def test_a_taken_port_is_told_so(tmp_path):
-    """The environment counts as installed; nothing is started."""
-    checkout = tmp_path / "checkout"
-    shutil.copytree(ROOT / "launch", checkout / "launch")
-    shutil.copy(ROOT / "pyproject.toml", checkout)
-    python = checkout / ".venv/bin/python"
+@pytest.fixture
+def checkout(tmp_path):
+    """One whose environment counts as installed, with the system's Python."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "launch", folder / "launch")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    python = folder / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.symlink_to(shutil.which("python3"))
     mark = subprocess.run(
-        ["sha256sum", checkout / "pyproject.toml"], capture_output=True, text=True, check=True
+        ["sha256sum", folder / "pyproject.toml"], capture_output=True, text=True, check=True
     )
-    (checkout / ".venv/.installed-serve").write_text(mark.stdout)
+    (folder / ".venv/.installed-serve").write_text(mark.stdout)
+    return folder
+
+
+def quickstart_of(checkout, port):
+    return subprocess.run(
+        ["bash", checkout / "launch/quickstart.sh", "--port", str(port)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XDG_CACHE_HOME": str(checkout / "cache")},
+        timeout=60,
+    )
+
+
+def test_a_taken_port_is_told_so(checkout):
+    """Nothing is started."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        result = subprocess.run(
-            ["bash", checkout / "launch/quickstart.sh", "--port", port],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        port = taken.getsockname()[1]
+        result = quickstart_of(checkout, port)
     assert result.returncode == 1
     assert f"port {port} is in use: choose another with --port" in result.stderr
+
+
+def test_a_port_that_is_taken_meanwhile_is_told_so(checkout):
+    """SGLang then says so in its log and lives on."""
+    programs, port = checkout / ".venv/bin", free_port()
+    programs.joinpath("python").unlink()
+    programs.joinpath("python").write_text(
+        '#!/bin/sh\n[ "$2" = sgl_kimi_k3.demo.checkpoint ] || exec python3 "$@"\n'
+    )
+    said = f"ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', {port}):"
+    programs.joinpath("sgl-kimi-k3").write_text(
+        f'#!/bin/sh\necho "{said} address already in use"\nexec sleep 50\n'
+    )
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    checkout.joinpath("cache/sgl-kimi-k3").mkdir(parents=True)
+    result = quickstart_of(checkout, port)
+    assert result.returncode == 1
+    assert f"port {port} was taken while the server started" in result.stderr
 
 
 def _path_without_python(tmp_path):
