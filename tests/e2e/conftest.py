@@ -201,31 +201,12 @@ def _ended_behind_their_last_test(request):
                 servers.end(name)
 
 
-@pytest.fixture(scope="module")
-def roomy(servers):
-    return servers.get("roomy")
+def _fixture(name):
+    @pytest.fixture(scope="module", name=name)
+    def server(servers):
+        return servers.get(name)
+
+    return server
 
 
-@pytest.fixture(scope="module")
-def drafting(servers):
-    return servers.get("drafting")
-
-
-@pytest.fixture(scope="module")
-def tight(servers):
-    return servers.get("tight")
-
-
-@pytest.fixture(scope="module")
-def timed(servers):
-    return servers.get("timed")
-
-
-@pytest.fixture(scope="module")
-def apart(servers):
-    return servers.get("apart")
-
-
-@pytest.fixture(scope="module")
-def spread(servers):
-    return servers.get("spread")
+apart, roomy, drafting, spread, tight, timed = map(_fixture, RECIPES)

@@ -1,10 +1,5 @@
 """A state advanced by the accepted steps of a window, from what they were fed (case E1)."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,6 +7,7 @@ from sgl_kimi_k3.kernels import naive, pointwise, replay
 from sgl_kimi_k3.kernels.conv import conv_decode
 from sgl_kimi_k3.kernels.decode import kda_decode
 from sgl_kimi_k3.windows import Windows, window_bytes
+from tests.interpreter import said_by
 from tests.kernels.inputs import operands, state
 from tests.kernels.replay_inputs import CHANNELS, LAYERS, TOKENS, Draft
 
@@ -113,26 +109,14 @@ def test_what_a_window_takes() -> None:
     assert 42 < 69 * 8 * 12 * 128 * 128 * 4 / taken < 43
 
 
-def windows_by_kernel(device: str, **env: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpret_replay", device],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    said = [f"as one by one; lower bound {bound}" for bound in (-5.0, None)]
-    assert result.stdout.splitlines() == said
+AS_ONE_BY_ONE = [f"as one by one; lower bound {bound}" for bound in (-5.0, None)]
 
 
 def test_stocks_kernels_in_the_interpreter() -> None:
     """Verified, then all layers folded at once: the bits of tokens fed one by one."""
-    windows_by_kernel("cpu", TRITON_INTERPRET="1")
+    assert said_by("tests.kernels.interpret_replay", "cpu") == AS_ONE_BY_ONE
 
 
 @pytest.mark.gpu
 def test_stocks_kernels_on_a_gpu() -> None:
-    windows_by_kernel("cuda")
+    assert said_by("tests.kernels.interpret_replay", "cuda", interpreted=False) == AS_ONE_BY_ONE

@@ -1,9 +1,5 @@
 """States written inside a prefill pass."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +7,7 @@ import torch
 
 from sgl_kimi_k3 import state_pass
 from sgl_kimi_k3.state_pass import Plan
+from tests.interpreter import said_by
 from tests.kernels.state_pass_inputs import Inputs
 
 
@@ -71,17 +68,7 @@ def test_half_a_state_is_none(layers, missing: str) -> None:
 
 def test_the_kernel_in_the_interpreter() -> None:
     """As stock's, and as the definition says."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpret_state_pass"],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.splitlines() == [
+    assert said_by("tests.kernels.interpret_state_pass") == [
         "as stock's",
         "as the definition",
         "the warm-up leaves every state as it is",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +17,7 @@ from sgl_kimi_k3 import context_parallel
 from sgl_kimi_k3.pools import build_pools
 from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
 from tests.bench.pool_peer import context, sizes
+from tests.interpreter import said_by
 from tests.plugin.test_cli import View
 from tests.plugin.test_life import prompt
 from tests.plugin.world import World
@@ -242,18 +239,8 @@ def test_a_rank_reads_its_own_rows_of_prefixes_of_any_length(rank, lengths, monk
 
 
 def test_gpu_ranks_read_their_own_rows_wherever_they_moved():
-    """SGLang's own metadata for FlashInfer, its kernels interpreted in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.plugin.interpret_spread_rows"],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["decode", "prefill"]
+    """SGLang's own metadata for FlashInfer, its kernels interpreted."""
+    assert said_by("tests.plugin.interpret_spread_rows") == ["decode", "prefill"]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,16 +1,12 @@
 """Storage: canaries survive moves, poison never reaches a grant of the other kind."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from mempool import Geometry, Pool, Side, Step, kernels
 from mempool.storage import Storage
+from tests.interpreter import said_by
 from tests.pool import arena_on_gpu
 from tests.pool.interpret_kernels import compare
 
@@ -210,17 +206,8 @@ def test_an_unknown_device_needs_a_mover():
 
 
 def test_triton_mover_under_the_interpreter():
-    """Triton's kernels, run by its CPU interpreter in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("interpret_kernels.py"))],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["32832", "ok", "1001", "ok", "beyond", "int32", "ok"]
+    said = said_by("tests.pool.interpret_kernels")
+    assert " ".join(said).split() == ["32832", "ok", "1001", "ok", "beyond", "int32", "ok"]
 
 
 @pytest.mark.gpu
