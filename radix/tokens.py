@@ -31,7 +31,10 @@ class Key:
 
     @classmethod
     def of(cls, tokens: TokenArray) -> Key:
-        """O(tokens): the bytes are a copy."""
+        """The bytes are a copy, unless `tokens` are all of a `bytes` object."""
+        owner = tokens.base
+        if isinstance(owner, bytes) and len(owner) == tokens.nbytes:
+            return cls(tokens, owner)
         return cls(tokens, tokens.tobytes())
 
     def __len__(self) -> int:

@@ -123,7 +123,7 @@ class Handover:
         mine = self._rows.blocks(row, start // size, up_to // size)
         commit = self._cache.commit(
             req.lock.pin,
-            tokens_of(req.full_untruncated_fill_ids)[:up_to],
+            tokens_of(req.full_untruncated_fill_ids, up_to),
             namespace_of(req),
             mine,
             [(one.depth, one.slot, one.kind, one.tail) for one in offers],

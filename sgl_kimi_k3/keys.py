@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,16 @@ if TYPE_CHECKING:
 Namespace = tuple[str | None, str | None]
 
 
-def tokens_of(ids: Any) -> TokenArray:
-    """SGLang's token ids (`array('q')`) as an int64 copy: a view would freeze its array."""
+def tokens_of(ids: Any, count: int | None = None) -> TokenArray:
+    """The first `count` of SGLang's token ids (`array('q')`), int64, not to be written to.
+
+    A view of SGLang's array would keep it from growing, so this is one of their bytes, copied once:
+    `radix` compares those.
+    """
+    if count is not None and count < len(ids):
+        ids = ids[:count]
+    if isinstance(ids, array) and ids.typecode == "q":
+        return np.frombuffer(ids.tobytes(), dtype=np.int64)
     return np.array(ids, dtype=np.int64)
 
 

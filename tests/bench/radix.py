@@ -126,7 +126,7 @@ class Ours:
         slots = self.pool.alloc(len(depths), 0).states
         kinds = (Kind.JUNCTION if depth == SHARED else Kind.TURN_END for depth in depths)
         offers = list(zip(depths, slots.tolist(), kinds, strict=True))
-        key = tokens_of(tokens)[: depths[-1]]
+        key = tokens_of(tokens, depths[-1])
         mine = row[start : depths[-1]]
         self.cache.commit(pin, key, None, mine, offers, finished=True)
 
