@@ -58,6 +58,10 @@ class SlotTensors:
         self._all = torch.arange(max_id + 1, dtype=torch.int64, device=device)
         self._storage = self._all.untyped_storage()  # kept: it is the address that is compared
 
+    def intact(self) -> bool:
+        """Whether nobody wrote into the constant.  Waits for the device."""
+        return _counts(self._all)
+
     def of(self, slot: int) -> torch.Tensor:
         """The id as an int64 tensor [1] on the device."""
         return self._all[slot : slot + 1]
@@ -89,6 +93,14 @@ class BlockTensors:
             start = int(ids[0])
             return self._all[start : start + count]
         return upload(ids, self._all.device)
+
+    def intact(self) -> bool:
+        """Whether nobody wrote into the constant.  Waits for the device."""
+        return _counts(self._all)
+
+
+def _counts(ids: torch.Tensor) -> bool:
+    return torch.equal(ids, torch.arange(len(ids), dtype=ids.dtype, device=ids.device))
 
 
 class Arena:
@@ -196,6 +208,14 @@ class Arena:
     def clear(self) -> None:
         """Free everything; ids handed out before are void."""
         self.pool.clear()
+
+    def violations(self) -> list[str]:
+        """What a recount of the pool finds wrong, and ids on the device that were written over."""
+        ids = (("state", self.slots), ("block", self.block_ids))
+        found = [
+            f"{name} ids on the device were written over" for name, one in ids if not one.intact()
+        ]
+        return self.pool.violations() + found
 
     def _in_order(self) -> AbstractContextManager[object]:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)

@@ -342,8 +342,8 @@ class KimiK3Cache(BasePrefixCache):
         return self.arena.pool.violations() + self.cache.violations()
 
     def sanity_check(self) -> None:
-        """Raise on any violation (SGLang's debug switch)."""
-        found = self.cache.violations()
+        """Raise on any violation (SGLang's debug switch); unlike `idle` it waits for the device."""
+        found = self.arena.violations() + self.cache.violations()
         assert not found, "\n".join(found)
 
     def available_and_evictable_str(self) -> str:

@@ -187,3 +187,14 @@ def test_a_run_of_blocks_copies_nothing(monkeypatch, ids, copies):
     blocks = arena.BlockTensors(20, torch.device("cpu"))
     assert blocks.of(np.array(ids, dtype=np.int64)).tolist() == ids
     assert len(uploads) == copies
+
+
+def test_ids_that_somebody_wrote_over_are_found(pages):
+    place = pages.arena
+    assert place.violations() == []
+    held = pages.alloc(pages.page_size)
+    place.block_ids.of(np.array([3, 4], dtype=np.int64))[1] = 0
+    assert place.violations() == ["block ids on the device were written over"]
+    place.slots.of(2)[0] = 9
+    assert place.violations()[0] == "state ids on the device were written over"
+    pages.free(held)
