@@ -84,15 +84,20 @@ class PrefixCache:
         Opportunistic depths are planned only if the pool, evicting nothing, has room for all the
         planned states, the blocks of [start, prompt_len) and the configured reserve.
         """
-        config = self.config
-        blocks = -(-(prompt_len - start) // config.block_size) + config.reserve_blocks
-
-        def spare(states: int) -> bool:
-            return self._pool.fits(states + config.reserve_states, blocks)
-
+        blocks = -(-(prompt_len - start) // self.config.block_size)
         return plan_stops(
-            config, match, start=start, prompt_len=prompt_len, boundaries=boundaries, spare=spare
+            self.config,
+            match,
+            start=start,
+            prompt_len=prompt_len,
+            boundaries=boundaries,
+            spare=lambda states: self.spare(states, blocks),
         )
+
+    def spare(self, states: int, blocks: int) -> bool:
+        """Whether the pool has room for these and the configured reserve, evicting nothing."""
+        config = self.config
+        return self._pool.fits(states + config.reserve_states, blocks + config.reserve_blocks)
 
     def record(self, match: Match) -> None:
         """Count a request once, when it is first scheduled, and what it missed."""

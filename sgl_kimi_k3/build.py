@@ -64,7 +64,14 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
         _warm_up_pass(params.req_to_token_pool, context.model_config.dtype)
     if get_parallel().attn_dcp_size > 1 and allocator.device.type == "cuda":
         hooks.apply(hooks.SPREAD_HOOKS)
-    return KimiK3Cache(params, options, rule=rule, kernel_chunk=kernel_chunk, trace=trace)
+    return KimiK3Cache(
+        params,
+        options,
+        rule=rule,
+        kernel_chunk=kernel_chunk,
+        track_interval=resolving_view(context.server_args).mamba_track_interval,
+        trace=trace,
+    )
 
 
 def _check_windows(rows: RequestRows, dtype: torch.dtype) -> None:

@@ -7,6 +7,7 @@ runs, `handover.py` publishes them; this is the face that SGLang's scheduler see
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.common import coalesce_ranges
 
 from radix import CacheConfig, Costs, Kind, PrefixCache
+from sgl_kimi_k3.answers import Answers
 from sgl_kimi_k3.capture import Captures
 from sgl_kimi_k3.decisions import DecisionLog
 from sgl_kimi_k3.gate import Gate
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     )
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
+    from mempool import Geometry
     from radix import Match
     from sgl_kimi_k3.boundaries import BoundaryRule
     from sgl_kimi_k3.capture import Copies
@@ -56,7 +59,17 @@ RESERVED_SHARE = 8
 
 
 class KimiK3Cache(BasePrefixCache):
-    """The tree SGLang's scheduler drives under `--radix-cache-backend kimi_k3`."""
+    """The tree SGLang's scheduler drives under `--radix-cache-backend kimi_k3`.
+
+    Args:
+        params: SGLang's pools and flags.
+        options: ours.
+        rule: message ends, or None.
+        kernel_chunk: the KDA kernel's chunk if it writes states inside a pass, else 0.
+        track_interval: tokens between the states an answer leaves (raised to a multiple of the
+            grid, as stock does); 0 = off.
+        trace: where served requests are recorded, or None.
+    """
 
     def __init__(
         self,
@@ -65,6 +78,7 @@ class KimiK3Cache(BasePrefixCache):
         *,
         rule: BoundaryRule | None,
         kernel_chunk: int = 0,
+        track_interval: int = 0,
         trace: TraceWriter | None = None,
     ) -> None:
         self.disable = params.disable
@@ -79,20 +93,7 @@ class KimiK3Cache(BasePrefixCache):
         self.observer = Observer(self.arena, options, block_size=self.page_size, trace=trace)
         self.cache = PrefixCache(
             self.observer.pool,
-            CacheConfig(
-                block_size=self.page_size,
-                grid=options.grid,
-                interval=options.interval,
-                opportunistic=options.opportunistic,
-                dense=options.grid if kernel_chunk else 0,
-                ghost_tokens=options.ghost_tokens,
-                reserve_states=RESERVED_STATES,
-                reserve_blocks=geometry.max_blocks // RESERVED_SHARE,
-                costs=Costs(
-                    state_bytes=geometry.state_bytes,
-                    token_bytes=geometry.block_bytes // geometry.block_size,
-                ),
-            ),
+            _cache_config(geometry, options, dense=options.grid if kernel_chunk else 0),
         )
         self.token_to_kv_pool_allocator.tree = self
         flush_held_frees = self.token_to_kv_pool_allocator.flush_held_frees
@@ -122,6 +123,12 @@ class KimiK3Cache(BasePrefixCache):
             allocator=self.token_to_kv_pool_allocator,
             captures=self.captures,
             observer=self.observer,
+        )
+        self.answers = Answers(
+            self.captures,
+            self.handover,
+            every=math.lcm(options.grid, track_interval) if options.opportunistic else 0,
+            interval=options.interval,
         )
         if options.check:
             self.arena.decisions = DecisionLog()
@@ -353,6 +360,23 @@ class KimiK3Cache(BasePrefixCache):
     def pretty_print(self) -> None:
         """Print the same (SGLang calls it before it raises)."""
         print(self.available_and_evictable_str())  # noqa: T201  # SGLang's contract
+
+
+def _cache_config(geometry: Geometry, options: Options, *, dense: int) -> CacheConfig:
+    return CacheConfig(
+        block_size=geometry.block_size,
+        grid=options.grid,
+        interval=options.interval,
+        opportunistic=options.opportunistic,
+        dense=dense,
+        ghost_tokens=options.ghost_tokens,
+        reserve_states=RESERVED_STATES,
+        reserve_blocks=geometry.max_blocks // RESERVED_SHARE,
+        costs=Costs(
+            state_bytes=geometry.state_bytes,
+            token_bytes=geometry.block_bytes // geometry.block_size,
+        ),
+    )
 
 
 def _result(length: int, node: Match | None, protected_len: int) -> MatchResult:

@@ -183,6 +183,18 @@ class Captures:
         firm.sort(key=lambda one: (_FIRST.index(one[1]), -one[0]))
         return self._take(req, firm) + self._take(req, optional)
 
+    def on_way(self, req: Req, depth: int, kind: Kind) -> Capture | None:
+        """Where the live state goes if the coming decode step leaves it at `depth`.
+
+        An optional one takes nothing that the next prompts will need.
+        """
+        if req.skip_radix_cache_insert:
+            return None
+        if kind is Kind.OPPORTUNISTIC and not self._cache.spare(1, self._tails(depth)):
+            self._refuse(req, depth, kind)
+            return None
+        return next(iter(self._take(req, [(depth, kind)])), None)
+
     def _places(self, req: Req, start: int, end: int) -> dict[int, Kind]:
         """Where the kernel can write in a chunk [start, end), and the strongest reason to."""
         places: dict[int, Kind] = {}
@@ -197,6 +209,10 @@ class Captures:
     @staticmethod
     def _held(req: Req) -> list[Capture]:
         return req.__dict__.get("kimi_k3_captures", [])
+
+    def holds(self, req: Req, one: Capture) -> bool:
+        """Whether the request still holds what it took, neither published nor freed."""
+        return any(held is one for held in self._held(req))
 
     def _take(self, req: Req, wanted: list[tuple[int, Kind]]) -> list[Capture]:
         """Memory for states at these depths, all optional or none; the first come first."""
@@ -217,14 +233,18 @@ class Captures:
                 tail = int(grant.blocks[0]) if tails else None
                 taken.append(Capture(depth, int(grant.states[0]), kind, tail))
         for depth, kind in wanted[len(taken) :]:
-            self._cache.counters.skipped[kind] += 1
-            req.__dict__.setdefault("kimi_k3_refused", []).append(depth)
+            self._refuse(req, depth, kind)
         if taken:
             held = req.__dict__.setdefault("kimi_k3_captures", [])
             if not held:
                 self.uncommitted.append(req)
             held += taken
         return taken
+
+    def _refuse(self, req: Req, depth: int, kind: Kind) -> None:
+        """Note that there was no memory for it: what that costs later is told apart."""
+        self._cache.counters.skipped[kind] += 1
+        req.__dict__.setdefault("kimi_k3_refused", []).append(depth)
 
     def _take_spare(self, wanted: list[tuple[int, Kind]]) -> list[Capture]:
         """All or nothing, evicting nothing, while some states stay free."""
@@ -279,12 +299,15 @@ class Captures:
 
     # -- giving them on or back --
 
-    def collect(self, req: Req) -> list[Capture]:
-        """Hand over what the request holds; it holds nothing afterwards."""
+    def collect(self, req: Req, up_to: int | None = None) -> list[Capture]:
+        """Hand over what the request holds, down to a depth; it goes on holding what is deeper."""
         held = req.__dict__.pop("kimi_k3_captures", [])
-        if held:
+        deeper = [] if up_to is None else [one for one in held if one.depth > up_to]
+        if deeper:
+            req.kimi_k3_captures = deeper
+        elif held:
             self.uncommitted = [other for other in self.uncommitted if other is not req]
-        return held
+        return [one for one in held if one not in deeper] if deeper else held
 
     @staticmethod
     def collect_refused(req: Req) -> list[int]:

@@ -145,6 +145,8 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
     ),
     "sglang.srt.managers.schedule_policy.CLIP_MAX_NEW_TOKENS": None,
     "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": ("self",),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode": ("self",),
+    "sglang.srt.managers.schedule_batch.Req.refresh_fill_ids": ("self",),
     "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation": (
         "self",
         "batch",

@@ -72,8 +72,8 @@ class Handover:
         self._size = allocator.page_size
 
     def publish(self, req: Req, up_to: int) -> None:
-        """Hand over the states that the chunk up to `up_to` left, if any."""
-        captures = self._captures.collect(req)
+        """Hand over the states that were left up to `up_to`, if any."""
+        captures = self._captures.collect(req, up_to)
         if captures:
             req.lock = Lock(None, self._commit(req, up_to, captures, live=None).pin)
 

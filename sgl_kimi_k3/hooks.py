@@ -98,6 +98,11 @@ HOOKS = (
         "slots are taken for the states a forward will leave",
     ),
     Hook(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode",
+        "sgl_kimi_k3.scheduler:prepare_for_decode",
+        "so they are for those that an answer leaves on its way",
+    ),
+    Hook(
         "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
         "sgl_kimi_k3.scheduler:forward",
         "those states are copied right behind the forward",

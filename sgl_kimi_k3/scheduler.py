@@ -143,10 +143,23 @@ def prepare_for_extend(original: Callable[..., None], batch: Any) -> None:
         batch.kimi_k3_inside = inside
 
 
-def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND `TpModelWorker.forward_batch_generation`: the states a prefill leaves.
+def prepare_for_decode(original: Callable[..., None], batch: Any) -> None:
+    """AROUND `ScheduleBatch.prepare_for_decode`: states that the answers leave in this step.
 
-    Those inside are written by its kernels, those at a chunk's end copied right behind it.
+    Not of requests that draft: their live states are advanced behind the forward.
+    """
+    original(batch)
+    if keeps_states(batch.tree_cache) and batch.req_to_token_pool.windows is None:
+        copies = batch.tree_cache.answers.step(batch.reqs, batch.seq_lens_cpu.numpy())
+        if copies is not None:
+            batch.kimi_k3_copies, batch.kimi_k3_inside = copies, []
+
+
+def forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND `TpModelWorker.forward_batch_generation`: the states a forward leaves.
+
+    Those inside a prefill are written by its kernels, those at its end, and at that of a decode
+    step, copied right behind it.
     """
     batch = args[0] if args else kwargs.get("batch")
     tree_cache = getattr(batch, "tree_cache", None)

@@ -1,6 +1,7 @@
 """Servers by name, each for all the tests that ask for it; they sleep while idle.
 
-- `roomy`: everything fits, a state every 16 tokens while memory is free, chunks of 64 tokens.
+- `roomy`: everything fits, a state every 16 tokens of a prompt and every 32 of an answer while
+  memory is free, chunks of 64 tokens.
 - `tight`: an arena of eight states and 1,000 tokens for twelve requests, optimistic admission,
   chunks of 48 tokens that are no multiple of the grid: eviction and retraction are daily life.
 - `timed`: started by SGLang's own command line, pages of 64, junctions only, requests time out and
@@ -28,6 +29,7 @@ WAITING_S, RUNNING_S = 2.0, 20.0
 ROOMY = {"GRID": "16", "INTERVAL": "64", "OPPORTUNISTIC": "16"}
 ROOM = ["--max-total-tokens", "16000", "--max-mamba-cache-size", "200"]
 ROOM += ["--max-running-requests", "16", "--chunked-prefill-size", "64"]
+ROOM += ["--mamba-track-interval", "32"]
 MODULES = ("attention_replicas", "dashboard", "kits", "drafts", "spread_cache")
 MODULES += ("reuse", "equality", "metrics", "start", "two_nodes")
 

@@ -10,7 +10,7 @@ from tests.e2e.server import Reply, body
 
 pytestmark = pytest.mark.e2e
 
-GRID = 16  # of the roomy server
+GRID, TRACK = 16, 32  # of the roomy server
 END_OF_MESSAGE = vocabulary().control("<|end_of_msg|>")
 
 
@@ -58,6 +58,16 @@ def test_every_turn_resumes_where_the_last_one_ended(roomy):
         reply = roomy.generate(history, 9)
         assert reply.cached_tokens == ended
     assert reply.ids == roomy.generate(history, 9, cache_salt="turns").ids
+
+
+def test_a_prompt_that_parts_inside_an_answer(roomy):
+    """It resumes at the last of the states that the answer left before that."""
+    prompt = words("answer", 50)
+    answer = roomy.generate(prompt, 60)
+    parted = [*prompt, *answer.ids[:52], *words("another end", 9)]
+    reply = roomy.generate(parted)
+    assert reply.cached_tokens == 3 * TRACK
+    assert reply.ids == roomy.generate(parted, cache_salt="answer").ids
 
 
 def test_the_second_request_already_shares_a_prefix(roomy):

@@ -77,6 +77,7 @@ class Memory:
         rows: int = 8,
         chunk: int = 64,
         kernel_chunk: int = 0,
+        track: int = 0,
         disable: bool = False,
         device: str = "cpu",
         page_size: int = 1,
@@ -145,6 +146,7 @@ class Memory:
             Options(**{"grid": max(4, self.page_size), **EXACT, **options}),
             rule=None,
             kernel_chunk=kernel_chunk,
+            track_interval=track,
         )
         self.reserved = 0  # blocks that a test took for itself
 

@@ -18,6 +18,7 @@ from sglang.srt.configs.kimi_linear import KimiLinearConfig
 from sglang.srt.configs.mamba_utils import Mamba2StateDType, mamba2_state_dtype
 from sglang.srt.distributed import parallel_state
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+from sglang.srt.layers.attention.linear import kda_backend
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -97,7 +98,10 @@ KIMI_LINEAR: dict[str, Any] = K3 | {
 
 @contextlib.contextmanager
 def sglang_runtime() -> Iterator[None]:
-    """SGLang's process-wide configuration and groups for one rank on the CPU."""
+    """SGLang's process-wide configuration and groups for one rank on the CPU.
+
+    A portable model that is built meanwhile puts its backends in place of SGLang's until the end.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -118,9 +122,11 @@ def sglang_runtime() -> Iterator[None]:
         backend="gloo",
     )
     parallel_state.initialize_model_parallel(backend="gloo")
+    stock = kda_backend.KDAAttnBackend
     try:
         yield
     finally:
+        kda_backend.KDAAttnBackend = stock
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
         reset_context()

@@ -244,8 +244,14 @@ class World(Memory):
             self.retract(self.running[-1])
         reqs = list(self.running)
         tokens = self._extend_rows(reqs)
-        for req in reqs:
-            self._forward(req, req.kv.kv_committed_len - tokens, req.kv.kv_committed_len)
+        batch = self._batch(reqs, [req.kv.kv_committed_len for req in reqs])
+        scheduler.prepare_for_decode(lambda _: None, batch)
+
+        def run_step(*_: object) -> None:
+            for req in reqs:
+                self._forward(req, req.kv.kv_committed_len - tokens, req.kv.kv_committed_len)
+
+        scheduler.forward(run_step, None, batch)
         return [(req, self._sample(req)) for _ in range(tokens) for req in reqs], False
 
     def _extend_rows(self, reqs: list[Req]) -> int:
