@@ -46,8 +46,9 @@ class Move:
 class Grant:
     """Ids handed out, and what the executor must do before a kernel reads them, in this order.
 
-    `moves` first, then zero the units `stale_states` and `stale_blocks`: physical indices among
-    the granted ones whose bytes last belonged to the other end.
+    `moves` first, then zero the units `stale_states` and `stale_blocks`: physical indices of the
+    granted ones whose bytes last belonged to the other end, and of free blocks beyond them that
+    later grants need not zero then.
     """
 
     states: IdArray
@@ -158,7 +159,7 @@ class Pool:
             self._counters.refusals += 1
             return None
         state_indices, block_indices = self._states.take(states), self._blocks.take(blocks)
-        stale_states, stale_blocks = self._cross_marks(state_indices, block_indices)
+        stale_states, stale_blocks = self._cross_marks(state_indices)
         self._counters.grants += 1
         self._counters.states_granted += states
         self._counters.blocks_granted += blocks
@@ -360,25 +361,30 @@ class Pool:
         self._counters.moved_bytes += len(plan) * half.unit_bytes
         return (move,)
 
-    def _cross_marks(self, states: IdArray, blocks: IdArray) -> tuple[IdArray, IdArray]:
-        """Indices just granted beyond the other side's mark; the marks follow the frontiers.
+    def _cross_marks(self, states: IdArray) -> tuple[IdArray, IdArray]:
+        """Indices to zero: those just granted beyond the other side's mark.  The marks follow.
 
         A frontier never stood beyond the other side's mark, so what lies there is granted just
-        now, and last in its array.
+        now, and last in its array.  Blocks are granted a few at a time, in every decode step: with
+        them go the free ones of a whole state's bytes, as far as the gap reaches.
         """
         geometry, (mark_low, mark_high) = self.geometry, self._marks
         low = geometry.state_end(self._states.frontier)
         high = geometry.block_start(self._blocks.frontier)
         if low <= mark_low and mark_high <= high:
             return EMPTY, EMPTY
-        self._marks = (min(max(mark_low, low), high), max(min(mark_high, high), low))
         stale_states = stale_blocks = EMPTY
+        clean_from = high  # where bytes that are zero, or blocks', begin
         if low > mark_high:
             clean = geometry.states_below(mark_high) - self._states.frontier
             stale_states = states[clean:]
         if high < mark_low:
-            clean = geometry.blocks_above(mark_low) - self._blocks.frontier
-            stale_blocks = blocks[clean:]
+            clean = geometry.blocks_above(mark_low)
+            ahead = self._blocks.frontier + -(-geometry.state_bytes // geometry.block_bytes)
+            reached = min(ahead, geometry.blocks_above(low))
+            stale_blocks = self._blocks.index_of(np.arange(clean, reached))
+            clean_from = geometry.block_start(reached)
+        self._marks = (min(max(mark_low, low), clean_from), max(min(mark_high, high), low))
         self._counters.stale_bytes += len(stale_states) * geometry.state_bytes
         self._counters.stale_bytes += len(stale_blocks) * geometry.block_bytes
         return stale_states, stale_blocks

@@ -60,7 +60,7 @@ class SlotTensors:
 
     def intact(self) -> bool:
         """Whether nobody wrote into the constant.  Waits for the device."""
-        return _counts(self._all)
+        return torch.equal(self._all, torch.arange(len(self._all), device=self._all.device))
 
     def of(self, slot: int) -> torch.Tensor:
         """The id as an int64 tensor [1] on the device."""
@@ -77,30 +77,90 @@ class SlotTensors:
         return int(self.read(slot)[0])
 
 
-class BlockTensors:
-    """Block ids as device tensors: a run of them is a view of one constant, so it copies nothing.
+class Ramp:
+    """The numbers from 0 up, or from `highest` down to 0, on the device; runs of them are views.
 
-    Blocks are taken in order from the arena's end on, so the usual grant is a run.
+    Triton compiles a kernel anew for a pointer that is no multiple of 16 bytes.  So there are two
+    copies, one number apart, and a view is of the one in which it begins at such an address.
     """
 
-    def __init__(self, max_id: int, device: torch.device) -> None:
-        self._all = torch.arange(max_id + 1, dtype=torch.int64, device=device)
+    def __init__(self, highest: int, device: torch.device, *, falling: bool = False) -> None:
+        self._bounds = (
+            [(highest + pad, -1, -1) for pad in (0, 1)]
+            if falling
+            else [(-pad, highest + 1, 1) for pad in (0, 1)]
+        )
+        self._copies = [self._numbers(bounds, device) for bounds in self._bounds]
+        self._storages = [copy.untyped_storage() for copy in self._copies]  # kept: the address is
+
+    @staticmethod
+    def _numbers(bounds: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+        return torch.arange(*bounds, dtype=torch.int64, device=device)
+
+    def view(self, start: int, count: int) -> torch.Tensor:
+        """The `count` numbers from the one at position `start` on; not to be written to."""
+        pad = start % 2
+        return self._copies[pad][start + pad : start + pad + count]
+
+    def start_of(self, view: torch.Tensor) -> int | None:
+        """The position at which a view of ours begins; None for any other tensor."""
+        address = view.untyped_storage().data_ptr()
+        for pad, storage in enumerate(self._storages):
+            if address == storage.data_ptr() and view.is_contiguous():
+                return view.storage_offset() - pad
+        return None
+
+    def intact(self) -> bool:
+        """Whether nobody wrote into the numbers.  Waits for the device."""
+        return all(
+            torch.equal(copy, self._numbers(bounds, copy.device))
+            for copy, bounds in zip(self._copies, self._bounds, strict=True)
+        )
+
+
+class BlockTensors:
+    """Block ids as device tensors: a run of them is a view of constants, so it copies nothing.
+
+    Blocks are taken in order from the arena's end on, so the usual grant is a run.  While nothing
+    of it has moved, so are its physical indices, falling.
+    """
+
+    def __init__(self, table: Table, device: torch.device) -> None:
+        self._homes = table.homes
+        self._highest = int(table.homes.max())
+        self._ids = Ramp(table.max_id, device)
+        self._indices = Ramp(self._highest, device, falling=True)
+        self._device = device
 
     def of(self, ids: IdArray) -> torch.Tensor:
         """The ids as an int64 tensor on the device; not to be written to."""
-        count = len(ids)
-        if count and ids[-1] - ids[0] == count - 1 and bool((ids[1:] - ids[:-1] == 1).all()):
-            start = int(ids[0])
-            return self._all[start : start + count]
-        return upload(ids, self._all.device)
+        if len(ids) and _runs(ids, 1):
+            return self._ids.view(int(ids[0]), len(ids))
+        return upload(ids, self._device)
+
+    def indices_of(self, ids: torch.Tensor) -> torch.Tensor | None:
+        """Where the blocks of a view made by `of` are now, if a view can say it; else None.
+
+        Right for what is enqueued next, as the device's table is; not to be written to.
+        """
+        start, count = self._ids.start_of(ids), ids.numel()
+        if start is None or not count:
+            return None
+        homes = self._homes[start : start + count]
+        return (
+            self._indices.view(self._highest - int(homes[0]), count) if _runs(homes, -1) else None
+        )
 
     def intact(self) -> bool:
-        """Whether nobody wrote into the constant.  Waits for the device."""
-        return _counts(self._all)
+        """Whether nobody wrote into the constants.  Waits for the device."""
+        return self._ids.intact() and self._indices.intact()
 
 
-def _counts(ids: torch.Tensor) -> bool:
-    return torch.equal(ids, torch.arange(len(ids), dtype=ids.dtype, device=ids.device))
+def _runs(values: IdArray, step: int) -> bool:
+    """Whether each value is the one before plus `step`."""
+    return bool(values[-1] - values[0] == step * (len(values) - 1)) and bool(
+        (values[1:] - values[:-1] == step).all()
+    )
 
 
 class Arena:
@@ -122,7 +182,7 @@ class Arena:
         self.states = DeviceTable(self.pool.states, raw.device)
         self.blocks = DeviceTable(self.pool.blocks, raw.device)
         self.slots = SlotTensors(self.pool.states.max_id, raw.device)
-        self.block_ids = BlockTensors(self.pool.blocks.max_id, raw.device)
+        self.block_ids = BlockTensors(self.pool.blocks, raw.device)
         self.device = raw.device
         self.decisions: DecisionLog | None = None
         self._tables = {

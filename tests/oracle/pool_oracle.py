@@ -32,6 +32,14 @@ class PaintedArena:
         """Whether a byte of the unit last belonged to the other kind."""
         return any(self.last_kind[b] not in (None, kind) for b in self.span(kind, index))
 
+    def zero(self, kind: str, index: int) -> None:
+        """The unit is zeroed before its next owner has it: nobody's, and nobody may be in it."""
+        span = self.span(kind, index)
+        assert span.start >= self.sink, f"{kind} index {index} in the sink is zeroed"
+        for byte in span:
+            assert self.tenant[byte] is None, f"a live byte of {self.tenant[byte]} is zeroed"
+            self.last_kind[byte] = None
+
     def enter(self, kind: str, one: int, index: int) -> None:
         span = self.span(kind, index)
         assert (kind, one) not in self.index_of, f"{kind} {one} is handed out twice"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 
-from mempool import Geometry
+from mempool import Geometry, Table
 from mempool.storage import upload
 from sgl_kimi_k3 import arena
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
@@ -15,6 +15,7 @@ from tests.bench.pool_peer import context, sizes
 from tests.plugin.fake_device import fake_device
 from tests.plugin.world import World
 
+CPU = torch.device("cpu")
 TOKENS = 8 * STATE_BYTES // TOKEN_BYTES  # eight states' worth: one is the sink, seven are usable
 
 
@@ -184,9 +185,41 @@ def test_ids_of_rows_and_tables_reach_as_far_as_they_are_indexed(pages):
 def test_a_run_of_blocks_copies_nothing(monkeypatch, ids, copies):
     uploads = []
     monkeypatch.setattr(arena, "upload", lambda *a: uploads.append(a) or upload(*a))
-    blocks = arena.BlockTensors(20, torch.device("cpu"))
-    assert blocks.of(np.array(ids, dtype=np.int64)).tolist() == ids
+    blocks = arena.BlockTensors(Table(20, origin=25, stride=-1), CPU)
+    found = blocks.of(np.array(ids, dtype=np.int64))
+    assert found.tolist() == ids
     assert len(uploads) == copies
+    where = blocks.indices_of(found)
+    assert (where is None) == bool(copies)
+    if where is not None:
+        assert where.tolist() == [26 - one for one in ids]
+
+
+def test_views_begin_where_kernels_need_no_variant():
+    """Triton compiles anew for a pointer that is no multiple of 16 bytes."""
+    for ramp in (arena.Ramp(9, CPU), arena.Ramp(9, CPU, falling=True)):
+        assert all(ramp.view(start, 2).data_ptr() % 16 == 0 for start in range(8))
+        assert all(ramp.start_of(ramp.view(start, 2)) == start for start in range(8))
+        assert ramp.start_of(ramp.view(2, 6)[2:4]) == 4
+        assert ramp.start_of(ramp.view(2, 6)[::2]) is None
+        assert ramp.start_of(torch.arange(9)) is None
+    assert arena.Ramp(9, CPU).view(3, 4).tolist() == [3, 4, 5, 6]
+    assert arena.Ramp(9, CPU, falling=True).view(3, 4).tolist() == [6, 5, 4, 3]
+
+
+def test_where_a_step_writes_follows_moves():
+    """The view of a run is left as soon as a part of the run has moved."""
+    tokens = allocator(1)
+    held = [tokens.alloc(4) for _ in range(3)]
+    table = tokens.arena.blocks.tensor
+    views = [tokens.translate_write_loc(one) for one in held]
+    assert all(view.equal(table[one]) for view, one in zip(views, held, strict=True))
+    assert all(not view.equal(one) for view, one in zip(views, held, strict=True))
+    tokens.free(held[0][1:3])
+    assert tokens.arena.compact(1 << 20)
+    for one in (held[1], held[2]):
+        assert tokens.translate_write_loc(one).equal(table[one])
+    assert tokens.translate_write_loc(held[2], out_width=6)[:4].equal(table[held[2]])
 
 
 def test_ids_that_somebody_wrote_over_are_found(pages):

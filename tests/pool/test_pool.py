@@ -223,6 +223,17 @@ def test_stale_units_are_those_the_other_end_had():
     assert grant.stale_blocks.tolist() == [8, 7, 6]
 
 
+def test_blocks_are_zeroed_a_state_ahead():
+    """Granted one by one, 2.5 to a state: every fourth grant zeroes, as far as the gap reaches."""
+    pool = Pool(Geometry(total_bytes=275, state_bytes=25, block_bytes=10, block_size=1))
+    pool.free(take(pool, 9, 0).states[1:], NONE)
+    seen = [take(pool, 0, 1).stale_blocks.tolist() for _ in range(20)]
+    zeroed = [index for indices in seen for index in indices]
+    assert zeroed == [*range(24, 4, -1)], "once each; the first two blocks were nobody's"
+    assert [len(indices) for indices in seen] == [0, 0] + [4, 0, 0, 0] * 4 + [4, 0]
+    assert pool.report().counters.stale_bytes == 200
+
+
 @pytest.mark.parametrize(("state", "block"), [(25, 1), (1, 25)])
 def test_a_unit_that_crosses_by_one_byte_is_stale(state, block):
     pool = small(state=state, block=block, sink=25)
@@ -230,7 +241,7 @@ def test_a_unit_that_crosses_by_one_byte_is_stale(state, block):
     assert pool.report().gap_bytes == 0
     if block == 1:
         pool.free(grant.states[-1:], NONE)
-        assert take(pool, 0, 1).stale_blocks.tolist() == [74]
+        assert take(pool, 0, 1).stale_blocks.tolist() == [*range(74, 49, -1)]
     else:
         pool.free(NONE, grant.blocks[-1:])
         assert take(pool, 1, 0).stale_states.tolist() == [75]

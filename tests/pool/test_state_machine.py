@@ -1,8 +1,8 @@
 """The pool against a painted arena, step by step (hypothesis).
 
 Invariants after every step: `violations()` is empty, ids and painted bytes agree, `fits` says what
-`alloc` does, a failed call changes nothing, stale units are the painted ones. Each run ends by
-freeing all and taking the whole arena from each side in turn.
+`alloc` does, a failed call changes nothing, what the other kind had is zeroed and nothing live is.
+Each run ends by freeing all and taking the whole arena from each side in turn.
 """
 
 import numpy as np
@@ -48,10 +48,11 @@ class PoolMachine(RuleBasedStateMachine):
             self.arena.move(kind, move.sources.tolist(), move.targets.tolist())
 
     def enter(self, kind, ids, stale):
+        for index in stale.tolist():
+            self.arena.zero(kind, index)
         indices = self.pool.table_of(Side(kind)).index_of(ids).tolist()
         for one, index in zip(ids.tolist(), indices, strict=True):
-            flagged = index in stale.tolist()
-            assert flagged or not self.arena.was_other(kind, index), f"{kind} {index} is stale"
+            assert not self.arena.was_other(kind, index), f"{kind} {index} is stale"
             self.arena.enter(kind, one, index)
 
     def demand(self, states, blocks):
