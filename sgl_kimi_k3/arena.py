@@ -91,7 +91,10 @@ class Ramp:
             else [(-pad, highest + 1, 1) for pad in (0, 1)]
         )
         self._copies = [self._numbers(bounds, device) for bounds in self._bounds]
-        self._storages = [copy.untyped_storage() for copy in self._copies]  # kept: the address is
+        self._addresses = [
+            range(copy.data_ptr(), copy.data_ptr() + copy.nbytes, copy.itemsize)
+            for copy in self._copies
+        ]
 
     @staticmethod
     def _numbers(bounds: tuple[int, int, int], device: torch.device) -> torch.Tensor:
@@ -100,14 +103,14 @@ class Ramp:
     def view(self, start: int, count: int) -> torch.Tensor:
         """The `count` numbers from the one at position `start` on; not to be written to."""
         pad = start % 2
-        return self._copies[pad][start + pad : start + pad + count]
+        return self._copies[pad].narrow(0, start + pad, count)
 
     def start_of(self, view: torch.Tensor) -> int | None:
         """The position at which a view of ours begins; None for any other tensor."""
-        address = view.untyped_storage().data_ptr()
-        for pad, storage in enumerate(self._storages):
-            if address == storage.data_ptr() and view.is_contiguous():
-                return view.storage_offset() - pad
+        address = view.data_ptr()
+        for pad, addresses in enumerate(self._addresses):
+            if address in addresses and view.is_contiguous():
+                return addresses.index(address) - pad
         return None
 
     def intact(self) -> bool:
@@ -157,10 +160,10 @@ class BlockTensors:
 
 
 def _runs(values: IdArray, step: int) -> bool:
-    """Whether each value is the one before plus `step`."""
-    return bool(values[-1] - values[0] == step * (len(values) - 1)) and bool(
-        (values[1:] - values[:-1] == step).all()
-    )
+    """Whether each value is the one before plus `step`.  Bytes: for few, several times as fast."""
+    first, count = values.item(0), len(values)
+    run = np.arange(first, first + step * count, step, dtype=np.int64)
+    return values.tobytes() == run.tobytes()
 
 
 class Arena:
