@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radix import Kind
-from radix.tokens import common_len
+from sgl_kimi_k3.followers import shared_len, worth_a_state
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Captures:
         self._step_blocks = step_blocks
         self._flush_held_frees = flush_held_frees
         self.uncommitted: list[Req] = []  # requests that hold captures, oldest first
+        self.waiting: Sequence[Req] = ()  # SGLang's queue, as of the pass that is planned
 
     # -- planning --
 
@@ -118,6 +119,11 @@ class Captures:
             req.last_node, start=req.prefix_len, prompt_len=len(tokens), boundaries=boundaries
         )
         req.kimi_k3_stops = {stop.depth: stop.kind for stop in stops}
+        proven = worth_a_state(req, self.waiting, self._grid)
+        if proven is not None:
+            known = req.kimi_k3_stops.get(proven, Kind.OPPORTUNISTIC)
+            if known is Kind.OPPORTUNISTIC:
+                req.kimi_k3_stops[proven] = Kind.JUNCTION
 
     def next_cut(self, req: Req, *, limit: int, only_firm: bool) -> int | None:
         """First depth in (prefix_len, limit) at which the coming chunk of `req` must end.
@@ -148,11 +154,8 @@ class Captures:
         if not depths or namespace_of(leader) != namespace_of(req):
             return False
         ours, theirs = req.full_untruncated_fill_ids, leader.full_untruncated_fill_ids
-        near = slice(req.prefix_len, req.prefix_len + self._grid)
-        if ours[near] != theirs[near]:
-            return False  # the usual case, for little
         limit = min(req.last_node.limit, len(theirs), max(depths))
-        shared = common_len(tokens_of(ours[:limit]), tokens_of(theirs[:limit]))
+        shared = shared_len(ours, theirs, req.prefix_len, self._grid, limit)
         gain = max((depth for depth in depths if depth <= shared), default=0) - req.prefix_len
         return gain >= self._grid
 

@@ -126,6 +126,7 @@ def prefill_adder_class(original: Callable[..., type], scheduler: Any) -> type:
         return stock
     tree_cache = scheduler.tree_cache
     tree_cache.resumes.expect(scheduler.waiting_queue, tree_cache.gate.due())
+    tree_cache.captures.waiting = scheduler.waiting_queue
     return StopAwareAdder
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sglang.srt.managers.schedule_policy import PrefillAdder
 
+from radix import Kind
 from sgl_kimi_k3 import scheduler
 from sgl_kimi_k3.arena import NO_IDS
 from tests.plugin.world import World
@@ -72,6 +73,22 @@ def test_a_burst_with_one_new_prefix_computes_it_once() -> None:
     burst = [world.request(shared + prompt(20 + user, 10)) for user in range(6)]
     world.run(*burst)
     assert sorted(req.num_matched_prefix_tokens for req in burst)[1] >= 56
+
+
+@pytest.mark.parametrize("kernel_chunk", [0, 4])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_burst_computes_its_prefix_once_without_free_memory_too(overlap, kernel_chunk) -> None:
+    """Nothing optional is kept here: that others wait with the same prefix is proof enough."""
+    world = World(
+        tokens=2000, states=60, rows=8, chunk=200, overlap=overlap, kernel_chunk=kernel_chunk
+    )
+    shared, other = prompt(1, 66), prompt(2, 50)
+    burst = [world.request(shared + prompt(20 + user, 10)) for user in range(4)]
+    burst += [world.request(other + prompt(30 + user, 10)) for user in range(3)]
+    loner = world.request(prompt(3, 40))
+    world.run(*burst, loner)
+    assert [req.num_matched_prefix_tokens for req in burst] == [0, 64, 64, 64, 0, 48, 48]
+    assert world.tree.cache.report().taken[Kind.JUNCTION] == 2
 
 
 def test_a_kernel_that_writes_inside_a_chunk_needs_no_cut() -> None:
