@@ -49,12 +49,6 @@ def check(view: Any) -> dict[str, Any]:
             "Use --speculative-algorithm NGRAM, which drafts from the text so far, or drop the "
             "flag."
         )
-    if view.device != "cpu":
-        raise ValueError(
-            f"--speculative-algorithm {view.speculative_algorithm} under --radix-cache-backend "
-            f"{BACKEND} serves on a CPU only: what it does on {view.device} has run in Triton's "
-            "interpreter, and on no GPU yet. Drop the flag."
-        )
     breadth = view.speculative_ngram_max_bfs_breadth
     if breadth not in (1, STOCK_BREADTH):
         raise ValueError(

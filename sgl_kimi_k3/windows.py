@@ -81,7 +81,8 @@ class Windows:
     def fold_in_torch(self, cache: Any, indices: Tensor, accepted: Tensor) -> None:
         """`fold` as `attention.kda` decodes."""
         states = cache.temporal
-        k, v, a, b = self._rows_folded(cache, indices, accepted)
+        self._fold_rows(cache, indices, accepted)
+        k, v, a, b = (self._parts[name][: len(indices)] for name in "kvab")
         for index, layer in self._layers.items():
             gates = pointwise.gates(
                 a[:, :, index], b[:, :, index], layer.A_log, layer.dt_bias, layer.lower_bound
@@ -95,31 +96,33 @@ class Windows:
 
         It walks sequences laid end to end, so a window is two of them: the accepted steps on the
         request's state, and the others on none.  Layers are heads to it: those of a state lie end
-        to end in its slot.
+        to end in its slot.  It gets the room of all windows, used or not, as it is compiled for the
+        number of tokens: for one number it is by SGLang's own first request, before serving.
         """
         from sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent import (  # noqa: PLC0415
             fused_sigmoid_gating_delta_rule_update,
         )
 
         states = cache.temporal
-        k, v, a, b = self._rows_folded(cache, indices, accepted)
+        self._fold_rows(cache, indices, accepted)
+        k, v, a, b = (self._parts[name] for name in "kvab")
         layers = [self._layers[index] for index in range(len(states))]
         bounds = {layer.lower_bound for layer in layers}
         assert len(bounds) == 1, bounds
         assert states.stride(0) == states[0, 0].numel(), (states.stride(), states.shape)
-        count, tokens = k.shape[:2]
-        starts = torch.arange(count + 1, device=k.device, dtype=torch.int32) * tokens
+        room, tokens = k.shape[:2]
+        starts = torch.arange(len(indices) + 1, device=k.device, dtype=torch.int32) * tokens
         cuts = torch.stack((starts[:-1], starts[:-1] + accepted.to(torch.int32)), 1).flatten()
         slots = torch.stack((indices, torch.full_like(indices, -1)), 1).flatten()
-        keys = k.reshape(1, count * tokens, -1, k.shape[-1])
+        keys = k.reshape(1, room * tokens, -1, k.shape[-1])
         fused_sigmoid_gating_delta_rule_update(
             A_log=torch.cat([layer.A_log.flatten() for layer in layers]),
             dt_bias=torch.cat([layer.dt_bias.flatten() for layer in layers]),
             q=keys,  # what is read out of the states is not wanted
             k=keys,
-            v=v.reshape(1, count * tokens, -1, v.shape[-1]),
-            a=a.reshape(count * tokens, -1),
-            b=b.reshape(1, count * tokens, -1),
+            v=v.reshape(1, room * tokens, -1, v.shape[-1]),
+            a=a.reshape(room * tokens, -1),
+            b=b.reshape(1, room * tokens, -1),
             initial_state_source=states[0],
             initial_state_indices=slots,
             cu_seqlens=torch.cat((cuts, starts[-1:])),
@@ -130,12 +133,10 @@ class Windows:
             lower_bound=bounds.pop(),
         )
 
-    def _rows_folded(self, cache: Any, indices: Tensor, accepted: Tensor) -> list[Tensor]:
-        """Advance the convolution's rows; returns what the states are to be advanced with."""
-        mixed, *steps = (part[: len(indices)] for part in self._parts.values())
-        rows = cache.conv[0]
+    def _fold_rows(self, cache: Any, indices: Tensor, accepted: Tensor) -> None:
+        """Advance the convolution's rows."""
+        mixed, rows = self._parts["mixed"][: len(indices)], cache.conv[0]
         rows[:, indices] = replay.fold_rows(mixed.movedim(2, 0), rows[:, indices], accepted)
-        return steps
 
 
 def windows_of(
