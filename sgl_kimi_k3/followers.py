@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sglang.srt.managers.schedule_batch import Req
 
-ENOUGH = 16  # followers that are compared to the end: they say where, the others only how many
+ENOUGH = 16  # followers that are compared to the end: more would say the same
 
 
 def shared_len(ours: Any, theirs: Any, start: int, grid: int, limit: int | None = None) -> int:
@@ -33,7 +33,7 @@ def shared_len(ours: Any, theirs: Any, start: int, grid: int, limit: int | None 
 
 
 def worth_a_state(req: Req, waiting: Iterable[Req], grid: int) -> int | None:
-    """The depth at which a state of `req` saves most to those that `waiting` will follow it.
+    """The depth at which a state that `req` leaves saves most to those `waiting`.
 
     A multiple of the grid, at least a grid step past what `req` resumes, and below the end of
     every prompt it is for: the last token is always computed.  None if nobody shares as much.

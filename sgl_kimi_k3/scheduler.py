@@ -151,6 +151,8 @@ def prepare_for_decode(original: Callable[..., None], batch: Any) -> None:
     """
     original(batch)
     if keeps_states(batch.tree_cache) and batch.req_to_token_pool.windows is None:
+        left = getattr(batch, "kimi_k3_copies", None)
+        assert left is None, f"a step never ran, states it was to leave hold nothing: {left}"
         copies = batch.tree_cache.answers.step(batch.reqs, batch.seq_lens_cpu.numpy())
         if copies is not None:
             batch.kimi_k3_copies, batch.kimi_k3_inside = copies, []

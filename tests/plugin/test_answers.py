@@ -7,6 +7,7 @@ import random
 import pytest
 
 from radix import Kind, Loss
+from sgl_kimi_k3 import scheduler
 from tests.plugin.test_life import prompt, take_everything
 from tests.plugin.world import World
 
@@ -70,6 +71,18 @@ def test_they_are_in_the_tree_while_the_answer_goes_on() -> None:
     assert not first.finished()
     assert second.num_matched_prefix_tokens == 40
     world.run(first)
+
+
+def test_a_step_that_never_ran_is_an_error() -> None:
+    """Not a state that was never written and is published all the same."""
+    world = answering()
+    req = world.request(prompt(1, 20), new=8)
+    world.step()
+    batch = world._batch([req], [24])
+    batch.kimi_k3_copies = None
+    scheduler.prepare_for_decode(lambda _: None, batch)
+    with pytest.raises(AssertionError, match="a step never ran"):
+        scheduler.prepare_for_decode(lambda _: None, batch)
 
 
 def test_they_take_free_memory_only() -> None:
