@@ -9,6 +9,7 @@ import numpy.typing as npt
 from mempool.compaction import Plan, plan_budget, plan_frontier
 from mempool.end import End
 from mempool.geometry import Geometry
+from mempool.grant import Grant, Move
 from mempool.ids import EMPTY, IdArray, Side, Step, as_ids
 from mempool.report import Counters, Report, SideReport, violations
 from mempool.table import Table
@@ -27,35 +28,6 @@ class _Half:
 
 # One side of a call that names units of it: the ids and their physical indices.
 _Named = tuple[_Half, IdArray, IdArray]
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Copy the units at `sources` to `targets`, pairwise physical indices of one side.
-
-    The two are disjoint. Moves apply in the order given, on the forward stream, before the forward
-    that reads them; the id table already names the targets.
-    """
-
-    side: Side
-    sources: IdArray
-    targets: IdArray
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Ids handed out, and what the executor must do before a kernel reads them, in this order.
-
-    `moves` first, then zero the units `stale_states` and `stale_blocks`: physical indices of the
-    granted ones whose bytes last belonged to the other end, and of free blocks beyond them that
-    later grants need not zero then.
-    """
-
-    states: IdArray
-    blocks: IdArray
-    moves: tuple[Move, ...]
-    stale_states: IdArray
-    stale_blocks: IdArray
 
 
 class Pool:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from mempool.geometry import Geometry
+from mempool.grant import Grant, Move
 from mempool.ids import IdArray, Side
-from mempool.pool import Grant, Move
 
 
 class Mover(Protocol):
