@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radix import Kind
-from sgl_kimi_k3.followers import shared_len, worth_a_state
+from radix.tokens import common_len
+from sgl_kimi_k3.followers import near, worth_a_state
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 
 if TYPE_CHECKING:
@@ -154,8 +155,10 @@ class Captures:
         if not depths or namespace_of(leader) != namespace_of(req):
             return False
         ours, theirs = req.full_untruncated_fill_ids, leader.full_untruncated_fill_ids
+        if not near(ours, theirs, req.prefix_len, self._grid):
+            return False  # the usual case, for little
         limit = min(req.last_node.limit, len(theirs), max(depths))
-        shared = shared_len(ours, theirs, req.prefix_len, self._grid, limit)
+        shared = common_len(tokens_of(ours, limit), tokens_of(theirs, limit))
         gain = max((depth for depth in depths if depth <= shared), default=0) - req.prefix_len
         return gain >= self._grid
 

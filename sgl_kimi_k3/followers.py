@@ -6,6 +6,7 @@ learn that.  So the first leaves a state at its end, and the others wait for it.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from radix.tokens import common_len
@@ -17,19 +18,15 @@ if TYPE_CHECKING:
 
     from sglang.srt.managers.schedule_batch import Req
 
+    from radix import TokenArray
+
 ENOUGH = 16  # followers that are compared to the end: more would say the same
 
 
-def shared_len(ours: Any, theirs: Any, start: int, grid: int, limit: int | None = None) -> int:
-    """Common tokens of two prompts (`array('q')`) that are worth a state; 0 if too few.
-
-    That is if they share at least a grid step from `start` on; most do not, and cost little.
-    """
-    near = slice(start, start + grid)
-    if ours[near] != theirs[near]:
-        return 0
-    shared = common_len(tokens_of(ours, limit), tokens_of(theirs, limit))
-    return shared if shared >= start + grid else 0
+def near(ours: Any, theirs: Any, start: int, grid: int) -> bool:
+    """Whether two prompts (`array('q')`) may share a grid step from `start` on; most do not."""
+    step = slice(start, start + grid)
+    return bool(ours[step] == theirs[step])
 
 
 def worth_a_state(req: Req, waiting: Iterable[Req], grid: int) -> int | None:
@@ -38,18 +35,22 @@ def worth_a_state(req: Req, waiting: Iterable[Req], grid: int) -> int | None:
     A multiple of the grid, at least a grid step past what `req` resumes, and below the end of
     every prompt it is for: the last token is always computed.  None if nobody shares as much.
     """
-    ours, start, owner = req.full_untruncated_fill_ids, req.prefix_len, namespace_of(req)
+    ids, start, owner = req.full_untruncated_fill_ids, req.prefix_len, namespace_of(req)
+    alike = (
+        other.origin_input_ids
+        for other in waiting
+        if other is not req
+        and near(ids, other.origin_input_ids, start, grid)
+        and namespace_of(other) == owner
+    )
+    ours: TokenArray | None = None
     depths: list[int] = []
-    for other in waiting:
-        theirs = other.origin_input_ids
-        if other is req or namespace_of(other) != owner:
-            continue
-        shared = min(shared_len(ours, theirs, start, grid), len(ours) - 1, len(theirs) - 1)
+    for theirs in itertools.islice(alike, ENOUGH):
+        ours = tokens_of(ids) if ours is None else ours
+        shared = min(common_len(ours, tokens_of(theirs)), len(ours) - 1, len(theirs) - 1)
         depth = shared - shared % grid
         if depth - start >= grid:
             depths.append(depth)
-            if len(depths) == ENOUGH:
-                break
     return max(
         depths, key=lambda depth: (_saved(depth - start, depth, depths), depth), default=None
     )

@@ -38,6 +38,13 @@ REFUSED: tuple[tuple[str, str, Any, str], ...] = (
         False,
         "a mixed step cannot end on a stop",
     ),
+    ("--enable-pdmux", "enable_pdmux", False, "its split prefills would leave no states"),
+    (
+        "--strip-thinking-cache",
+        "strip_thinking_cache",
+        False,
+        "answers are in the tree while they are written; that nobody resumes one is learned",
+    ),
     ("--attn-cp-size", "attn_cp_size", 1, "context-parallel prefill has not been run"),
     ("--pp-size", "pp_size", 1, "each stage would plan its own stops"),
     (

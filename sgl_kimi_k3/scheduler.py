@@ -75,10 +75,10 @@ class StopAwareAdder(PrefillAdder):
         captures = self.tree_cache.captures
         if any(captures.worth_waiting(leader, req) for leader in self._leaders):
             return AddReqResult.OTHER
-        captures.plan(req)
         occupied = has_chunked_req or self._unfinished
         if occupied and admission.is_chunked:
             return AddReqResult.OTHER
+        captures.plan(req)
         end = admission.prefix_len + admission.extend_len
         cut = captures.next_cut(req, limit=end, only_firm=occupied)
         if cut is None:

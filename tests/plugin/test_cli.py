@@ -96,7 +96,8 @@ class View:
     attention_backend = prefill_attention_backend = decode_attention_backend = None
     chunked_prefill_size = None
     device = "cpu"
-    enable_hierarchical_cache = enable_lmcache = enable_mixed_chunk = False
+    enable_hierarchical_cache = enable_lmcache = enable_mixed_chunk = enable_pdmux = False
+    strip_thinking_cache = False
     disaggregation_mode = "null"
     tp_size = pp_size = dcp_size = attn_dp_size = attn_cp_size = 1
     speculative_algorithm = None
@@ -125,6 +126,8 @@ def test_what_works_is_accepted() -> None:
         ("attn_cp_size", 2, "--attn-cp-size (got 2)"),
         ("enable_lmcache", True, "--enable-lmcache (got True)"),
         ("enable_mixed_chunk", True, "--enable-mixed-chunk (got True)"),
+        ("strip_thinking_cache", True, "--strip-thinking-cache (got True)"),
+        ("enable_pdmux", True, "--enable-pdmux (got True)"),
         ("kv_events_config", "{}", "--kv-events-config (got '{}')"),
     ],
 )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sgl_kimi_k3.followers import ENOUGH, shared_len, worth_a_state
+from sgl_kimi_k3.followers import ENOUGH, worth_a_state
 
 GRID = 4
 
@@ -70,11 +70,6 @@ def test_enough_is_enough():
     """A long queue is not compared to its end."""
     many = [req(parted(16, own=1000 * n)) for n in range(1, ENOUGH + 1)]
     assert behind(req(range(40)), *many, req(range(40))) == 16
-
-
-def test_what_two_prompts_share():
-    ours = array("q", range(40))
-    assert shared_len(ours, array("q", parted(20)), 0, GRID) == 20
-    assert shared_len(ours, array("q", parted(20)), 0, GRID, limit=10) == 10
-    assert shared_len(ours, array("q", parted(20)), 17, GRID) == 0
-    assert shared_len(ours, array("q"), 0, GRID) == 0
+    # Nor are those that share a step and no more.
+    off = [req([*range(7), 100 * n]) for n in range(1, ENOUGH + 1)]
+    assert behind(req(range(40), 3), *off, req(range(40))) is None
