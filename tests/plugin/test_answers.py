@@ -36,11 +36,11 @@ def depths(world: World, kind: Kind) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize(("page_size", "dcp"), [(1, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_prompt_that_parts_inside_an_answer(overlap, page_size) -> None:
+def test_a_prompt_that_parts_inside_an_answer(overlap, page_size, dcp) -> None:
     """It resumes at the last of the answer's states before that; all bytes are compared."""
-    world = answering(overlap=overlap, page_size=page_size)
+    world = answering(overlap=overlap, page_size=page_size, dcp=dcp)
     first = world.serve(prompt(1, 20), new=40)
     assert depths(world, Kind.OPPORTUNISTIC) == [24, 32, 40, 48, 56]
     for seed, (at, resumed) in enumerate([(23, 20), (24, 24), (43, 40), (57, 56)]):
