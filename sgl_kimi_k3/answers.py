@@ -50,7 +50,7 @@ class Answers:
         self._left: list[tuple[Req, Capture]] = []  # not published yet
 
     def step(self, reqs: Sequence[Req], depths: IdArray) -> Copies | None:
-        """Before a decode step after which the states of `reqs` stand at `depths`.
+        """Before a decode step after which states of `reqs` stand at `depths` (int64, in order).
 
         Returns what is to be copied behind it, if anything.
         """

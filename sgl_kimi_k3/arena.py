@@ -150,9 +150,9 @@ class BlockTensors:
         if start is None or not count:
             return None
         homes = self._homes[start : start + count]
-        return (
-            self._indices.view(self._highest - int(homes[0]), count) if _runs(homes, -1) else None
-        )
+        if not _runs(homes, -1):
+            return None
+        return self._indices.view(self._highest - int(homes[0]), count)
 
     def intact(self) -> bool:
         """Whether nobody wrote into the constants.  Waits for the device."""

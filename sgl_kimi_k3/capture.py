@@ -121,10 +121,12 @@ class Captures:
         )
         req.kimi_k3_stops = {stop.depth: stop.kind for stop in stops}
         proven = worth_a_state(req, self.waiting, self._grid)
-        if proven is not None:
-            known = req.kimi_k3_stops.get(proven, Kind.OPPORTUNISTIC)
-            if known is Kind.OPPORTUNISTIC:
-                req.kimi_k3_stops[proven] = Kind.JUNCTION
+        if proven is not None and not self._is_firm(req, proven):
+            req.kimi_k3_stops[proven] = Kind.JUNCTION
+
+    @staticmethod
+    def _is_firm(req: Req, depth: int) -> bool:
+        return req.kimi_k3_stops.get(depth, Kind.OPPORTUNISTIC) is not Kind.OPPORTUNISTIC
 
     def next_cut(self, req: Req, *, limit: int, only_firm: bool) -> int | None:
         """First depth in (prefix_len, limit) at which the coming chunk of `req` must end.
@@ -308,12 +310,12 @@ class Captures:
     def collect(self, req: Req, up_to: int | None = None) -> list[Capture]:
         """Hand over what the request holds, down to a depth; it goes on holding what is deeper."""
         held = req.__dict__.pop("kimi_k3_captures", [])
-        deeper = [] if up_to is None else [one for one in held if one.depth > up_to]
+        deeper = [one for one in held if up_to is not None and one.depth > up_to]
         if deeper:
             req.kimi_k3_captures = deeper
         elif held:
             self.uncommitted = [other for other in self.uncommitted if other is not req]
-        return [one for one in held if one not in deeper] if deeper else held
+        return [one for one in held if one not in deeper]
 
     @staticmethod
     def collect_refused(req: Req) -> list[int]:

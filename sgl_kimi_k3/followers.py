@@ -13,7 +13,7 @@ from radix.tokens import common_len
 from sgl_kimi_k3.keys import namespace_of, tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from typing import Any
 
     from sglang.srt.managers.schedule_batch import Req
@@ -51,10 +51,8 @@ def worth_a_state(req: Req, waiting: Iterable[Req], grid: int) -> int | None:
         depth = shared - shared % grid
         if depth - start >= grid:
             depths.append(depth)
-    return max(
-        depths, key=lambda depth: (_saved(depth - start, depth, depths), depth), default=None
-    )
 
+    def saved(depth: int) -> int:
+        return (depth - start) * sum(other >= depth for other in depths)
 
-def _saved(tokens: int, depth: int, depths: Sequence[int]) -> int:
-    return tokens * sum(other >= depth for other in depths)
+    return max(depths, key=lambda depth: (saved(depth), depth), default=None)

@@ -96,8 +96,8 @@ class Windows:
 
         It walks sequences laid end to end, so a window is two of them: the accepted steps on the
         request's state, and the others on none.  Layers are heads to it: those of a state lie end
-        to end in its slot.  It gets the room of all windows, used or not, as it is compiled for the
-        number of tokens: for one number it is by SGLang's own first request, before serving.
+        to end in its slot.  It is compiled anew for every power of two of tokens, so it always gets
+        the room of all windows, used or not: then SGLang's own first request compiles it for good.
         """
         from sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent import (  # noqa: PLC0415
             fused_sigmoid_gating_delta_rule_update,
