@@ -60,7 +60,6 @@ def build_cache(context: Any, options: Options) -> KimiK3Cache:
     logger.info("kimi_k3 cache: %s; message boundaries %s", options, "on" if rule else "off")
     kernel_chunk = _kernel_chunk(allocator, context.server_args)
     if kernel_chunk:
-        hooks.apply(hooks.PASS_HOOKS)
         _warm_up_pass(params.req_to_token_pool, context.model_config.dtype)
     if get_parallel().attn_dcp_size > 1 and allocator.device.type == "cuda":
         hooks.apply(hooks.SPREAD_HOOKS)

@@ -135,8 +135,8 @@ HOOKS = (
     ),
 )
 
-# Applied by the scheduler's cache factory, where the KDA prefill writes states inside a pass: their
-# targets take seconds to import and no other process needs them.
+# Applied by the pools' factory on a GPU, before SGLang captures graphs: the KDA prefill writes states
+# inside a pass.  Their targets take seconds to import and no other process needs them.
 PASS_HOOKS = (
     Hook(
         "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend.init_forward_metadata",
@@ -144,13 +144,24 @@ PASS_HOOKS = (
         "the convolution's rows of any number of states, not one a request",
     ),
     Hook(
+        "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend"
+        "._fill_prefill_graph_metadata",
+        "sgl_kimi_k3.prefill_graphs:fill",
+        "the same for a prefill that a graph replays",
+    ),
+    Hook(
+        "sglang.srt.layers.attention.linear.kda_backend.kda_extend_in_graph",
+        "sgl_kimi_k3.prefill_graphs:extend",
+        "a captured layer writes them",
+    ),
+    Hook(
         "sglang.kernels.ops.attention.fla.kda.chunk_gated_delta_rule_fwd_h",
-        "sgl_kimi_k3.state_pass:chunk_states",
+        "sgl_kimi_k3.prefill_graphs:chunk_states",
         "a prefill pass that writes any number of states",
     ),
 )
 
-# Applied there too, where tokens are spread over GPUs (DCP): both models had imported it by name
+# Applied by the cache's factory, where tokens are spread over GPUs (DCP): both models had imported it by name
 # before.
 SPREAD_HOOKS = tuple(
     Hook(

@@ -6,11 +6,13 @@ Decided while SGLang resolves its flags rather than in our command line alone, s
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.model_override_base import model_config_of
-from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+from sglang.srt.arg_groups.overrides import declare_resolution, resolved_view, resolving_view
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
 from sgl_kimi_k3 import context_parallel, drafts
 from sgl_kimi_k3.config import BACKEND, Options
@@ -19,8 +21,15 @@ from sgl_kimi_k3.models import is_portable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+logger = logging.getLogger(__name__)
+
 SOURCE = "sgl_kimi_k3"
 SPLITS_OVER_ALL = "KimiLinearForCausalLM"
+# Classes whose prefills have been served from CUDA graphs, and up to how many tokens: beyond, the GPU
+# is busy for longer than the host launches.
+GRAPHED = ("KimiLinearForCausalLM", "KimiK3LinearForCausalLM")
+GRAPHED_TOKENS = 2048
+GRAPHED_SEQUENCES = 32  # a kernel is launched for all that a graph has room for
 
 # (flag, attribute, value that works, why)
 REFUSED: tuple[tuple[str, str, Any, str], ...] = (
@@ -78,6 +87,9 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
             **spread,
             **drafts.check(view),
         }
+        if graphs_prefills(server_args, architectures):
+            decided["cuda_graph_config"] = prefill_graphs(server_args)
+            os.environ.setdefault("SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS", str(GRAPHED_SEQUENCES))
         if view.device == "cpu":
             decided["disable_overlap_schedule"] = True
             decided["attention_backend"] = "torch_native"
@@ -89,6 +101,43 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
         declare_resolution(server_args, SOURCE, **decided)
         keep_conv_dtype(str(model_config_of(server_args).dtype).removeprefix("torch."))
     original(server_args)
+
+
+def graphs_prefills(server_args: Any, architectures: Sequence[str]) -> bool:
+    """Whether prefills are captured as CUDA graphs although SGLang leaves that off for KDA.
+
+    It has the graphs and has tried them with another model.  Not where the operator said what he
+    wants, nor where they have not been run with this backend.
+    """
+    view = resolving_view(server_args)
+    return (
+        view.device == "cuda"
+        and Options.from_env(os.environ).model != "portable"
+        and any(name in GRAPHED for name in architectures)
+        and (Phase.PREFILL, "backend") not in server_args._cuda_graph_config_locked  # noqa: SLF001  # as SGLang's own rules
+        and view.dcp_size == 1
+        and view.attn_dp_size == 1
+        and view.speculative_algorithm is None
+        and not view.enable_two_batch_overlap
+        and not view.enable_lora
+        and resolved_view(server_args).moe_a2a_backend == "none"
+    )
+
+
+def prefill_graphs(server_args: Any) -> Any:
+    """SGLang's graph settings with graphs of prefills, of as many tokens as they pay for."""
+    view = resolving_view(server_args)
+    chosen: dict[str, Any] = {"backend": Backend.BREAKABLE}
+    sizes = {(Phase.PREFILL, "max_bs"), (Phase.PREFILL, "bs")}
+    if not sizes & server_args._cuda_graph_config_locked:  # noqa: SLF001
+        limits = (GRAPHED_TOKENS, view.chunked_prefill_size, view.max_total_tokens)
+        chosen["max_bs"] = min(limit for limit in limits if limit and limit > 0)
+    logger.info(
+        "kimi_k3: prefills of up to %s tokens are captured as CUDA graphs after all; "
+        "--disable-prefill-cuda-graph leaves them out",
+        chosen.get("max_bs", "the given number of"),
+    )
+    return with_phase(view.cuda_graph_config, Phase.PREFILL, **chosen)
 
 
 def validate_no_buffer(original: Callable[..., None], view: Any, *args: Any, **kwargs: Any) -> None:

@@ -195,7 +195,7 @@ def writing_inside(
         for row, (start, held) in enumerate(zip(batch.prefix_lens, inside, strict=True))
         for capture, index in zip(held, arena.state_indices([c.slot for c in held]), strict=True)
     ]
-    return writing(Plan.of(batch.extend_lens, wanted, arena.device, chunk))
+    return writing(Plan.of(batch.extend_lens, wanted, chunk), arena.device)
 
 
 def release_retracted(original: Callable[..., bool], *, req: Req, **kwargs: Any) -> bool:

@@ -6,7 +6,8 @@ with a table that names, for every chunk of the batch, the slot its entry state 
 a prompt leaves as many exact states as there is memory for, and no chunk is cut for them.
 
 A forward that writes states runs under `writing(plan)`; the hooks below read it there.  SGLang
-runs one forward at a time in a process.
+runs one forward at a time in a process.  A prefill that a CUDA graph replays reads the plan from
+tables of a fixed place instead (`prefill_graphs`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from mempool.storage import upload
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy.typing as npt
+
 CHUNK = 64  # tokens, `sglang.kernels.ops.attention.fla.chunk_delta_h.CHUNK_SIZE`
 # Tile and launch shape of stock's kernel (`GDN_CHUNK_H_*`), so that both round alike.
 VALUE_TILE = 32
@@ -36,46 +39,66 @@ STAGES = 2
 class Plan:
     """Which states one forward writes.
 
+    Chunks are counted per sequence (a sequence of n tokens has ceil(n / 64)), sequences in batch
+    order.
+
     Attributes:
-        targets: int64 [chunks of the batch], the physical state index a chunk's entry state is
-            written to, or -1; chunks are counted per sequence (a sequence of n tokens has
-            ceil(n / 64)), sequences in batch order.
-        slots: int64 [M], the physical indices in `targets`.
-        ends: int64 [M], for each, how many of the batch's tokens lie before the state.
+        chunks: of the whole batch.
+        firsts: int64 [sequences], the first chunk of each.
+        places: int64 [M], the chunks whose entry states are written.
+        slots: int64 [M], the physical state index each is written to.
+        ends: int64 [M], how many of the batch's tokens lie before each.
     """
 
-    targets: torch.Tensor
-    slots: torch.Tensor
-    ends: torch.Tensor
+    chunks: int
+    firsts: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
 
     @classmethod
     def of(
         cls,
         lengths: Sequence[int],
         wanted: Sequence[tuple[int, int, int]],
-        device: torch.device,
         chunk: int = CHUNK,
     ) -> Plan:
-        """From host numbers.
+        """From what the scheduler knows.
 
         Args:
             lengths: tokens of each sequence of the batch.
             wanted: (sequence, tokens of it before the state, physical index); the tokens are a
                 positive multiple of `chunk` below the sequence's length.
-            device: where the pass runs; the upload does not wait.
             chunk: the kernel's, in tokens.
         """
-        chunks = [-(-length // chunk) for length in lengths]
-        first = np.concatenate(([0], np.cumsum(chunks, dtype=np.int64)))
-        start = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-        table = np.full(int(first[-1]) + 2 * len(wanted), -1, dtype=np.int64)
-        targets, slots, ends = np.split(table, [int(first[-1]), int(first[-1]) + len(wanted)])
-        for at, (sequence, tokens, slot) in enumerate(wanted):
+        firsts = np.cumsum([0, *(-(-length // chunk) for length in lengths)], dtype=np.int64)
+        starts = np.cumsum([0, *lengths], dtype=np.int64)
+        for sequence, tokens, _ in wanted:
             assert tokens % chunk == 0 < tokens < lengths[sequence], (tokens, lengths[sequence])
-            targets[first[sequence] + tokens // chunk] = slots[at] = slot
-            ends[at] = start[sequence] + tokens
-        sizes = [len(targets), len(slots), len(ends)]
-        return cls(*upload(table, device).split(sizes))
+        rows, tokens, slots = np.array(wanted, dtype=np.int64).reshape(-1, 3).T
+        places = firsts[rows] + tokens // chunk
+        return cls(int(firsts[-1]), firsts[:-1], places, slots, starts[rows] + tokens)
+
+    @property
+    def targets(self) -> npt.NDArray[np.int64]:
+        """int64 [chunks]: the state index that each chunk's entry state is written to, or -1."""
+        table = np.full(self.chunks, -1, dtype=np.int64)
+        table[self.places] = self.slots
+        return table
+
+    def on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """`targets`, `firsts`, `slots` and `ends` as tensors, by one upload that does not wait.
+
+        Each begins at a multiple of 16 bytes, or Triton would compile once more for where it lies.
+        """
+        arrays = (self.targets, self.firsts, self.slots, self.ends)
+        starts = np.cumsum([0, *(len(one) + len(one) % 2 for one in arrays)])
+        spans = [slice(start, start + len(one)) for start, one in zip(starts, arrays, strict=False)]
+        packed = np.zeros(starts[-1], dtype=np.int64)
+        for span, one in zip(spans, arrays, strict=True):
+            packed[span] = one
+        table = upload(packed, device)
+        return tuple(table[span] for span in spans)
 
 
 @dataclass(slots=True)
@@ -83,13 +106,22 @@ class Writing:
     """A forward that shall write the plan's states, and whether its layers did."""
 
     plan: Plan
+    device: torch.device
     convolved: bool = False  # the convolution's rows
     walked: bool = False  # the recurrent states
+    _uploaded: tuple[torch.Tensor, ...] | None = None
 
     @property
     def done(self) -> bool:
         """Whether the slots hold states.  False where a kernel ran that knows no plan."""
         return self.convolved and self.walked
+
+    @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """The plan on the device, uploaded once, as the first layer asks."""
+        if self._uploaded is None:
+            self._uploaded = self.plan.on(self.device)
+        return self._uploaded
 
 
 _current: Writing | None = None
@@ -101,11 +133,11 @@ def current() -> Writing | None:
 
 
 @contextmanager
-def writing(plan: Plan) -> Iterator[Writing]:
-    """Run one forward that writes the plan's states."""
+def writing(plan: Plan, device: torch.device) -> Iterator[Writing]:
+    """Run one forward on `device` that writes the plan's states."""
     global _current  # noqa: PLW0603  # one forward at a time in a process
     assert _current is None, "a forward inside a forward"
-    _current = Writing(plan)
+    _current = Writing(plan, device)
     try:
         yield _current
     finally:
@@ -122,14 +154,14 @@ def metadata(original: Callable[..., None], backend: Any, forward_batch: Any) ->
     original(backend, forward_batch)
     if _current is None or not forward_batch.forward_mode.is_extend_without_speculative():
         return
-    plan = _current.plan
+    _, _, slots, ends = _current.tables
     found = backend.forward_metadata
     assert not found.has_mamba_track_mask, "another part of SGLang tracks states in this forward"
     width = backend.conv_states_shape[-1]  # rows that the convolution looks back
     found.has_mamba_track_mask = True
-    found.conv_states_mask_indices = plan.slots
-    found.track_conv_indices = plan.ends[:, None] + torch.arange(-width, 0, device=plan.ends.device)
-    none = plan.slots[:0]
+    found.conv_states_mask_indices = slots
+    found.track_conv_indices = ends[:, None] + torch.arange(-width, 0, device=ends.device)
+    none = slots[:0]
     found.track_ssm_h_src = found.track_ssm_final_src = none
     found.track_chunk_idx = found.track_ssm_recompute_dst = None
     _current.convolved = True
@@ -140,6 +172,14 @@ def chunk_states(original: Callable[..., Any], **kwargs: Any) -> tuple[torch.Ten
     if _current is None:
         return original(**kwargs)
     _current.walked = True
+    targets, firsts, _, _ = _current.tables
+    return walk(targets, firsts, **kwargs)
+
+
+def walk(
+    targets: torch.Tensor, firsts: torch.Tensor, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`pass_states` with the arguments of stock's `chunk_gated_delta_rule_fwd_h`."""
     assert kwargs["use_exp2"], "KDA's gates are powers of 2"
     assert kwargs["cu_seqlens"] is not None, "KDA's prefill lays sequences end to end"
     return pass_states(
@@ -150,7 +190,8 @@ def chunk_states(original: Callable[..., Any], **kwargs: Any) -> tuple[torch.Ten
         states=kwargs["initial_state"],
         rows=kwargs["initial_state_indices"],
         starts=kwargs["cu_seqlens"],
-        targets=_current.plan.targets,
+        targets=targets,
+        firsts=firsts,
     )
 
 
@@ -164,6 +205,7 @@ def pass_states(  # the operands of one pass
     rows: torch.Tensor,
     starts: torch.Tensor,
     targets: torch.Tensor,
+    firsts: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Walk N sequences chunk by chunk, advance their states and write the ones asked for.
 
@@ -178,8 +220,9 @@ def pass_states(  # the operands of one pass
         states: [slots, H, V, K], any stride between slots; rows of `rows` are advanced in place,
             rows of `targets` are written.
         rows: int [N], the sequences' own states; -1 starts from zero and keeps nothing.
-        starts: int [N + 1], where sequences begin among the T tokens.
+        starts: int [N + 1], where sequences begin among the T tokens; one may be empty.
         targets: int64 [chunks], see `Plan`.
+        firsts: int [N or more], where each sequence's chunks begin in it.
 
     Returns:
         The entry states in k's dtype, [1, chunks, H, V, K], and v_new [1, T, H, V].
@@ -201,6 +244,7 @@ def pass_states(  # the operands of one pass
         rows,
         starts,
         targets,
+        firsts,
         HEADS=heads,
         KEYS=key_size,
         VALUES=value_size,
@@ -233,6 +277,7 @@ def warm_up(states: torch.Tensor, dtype: torch.dtype, rows_dtype: torch.dtype) -
         rows=torch.full((1,), -1, dtype=rows_dtype, device=states.device),
         starts=torch.tensor([0, 1], dtype=torch.int32, device=states.device),
         targets=torch.full((1,), -1, dtype=torch.int64, device=states.device),
+        firsts=torch.zeros(1, dtype=torch.int64, device=states.device),
     )
 
 
@@ -250,6 +295,7 @@ def _pass(  # noqa: ANN202
     rows,  # noqa: ANN001
     starts,  # noqa: ANN001
     targets,  # noqa: ANN001
+    firsts,  # noqa: ANN001
     HEADS: tl.constexpr,  # noqa: N803
     KEYS: tl.constexpr,  # noqa: N803
     VALUES: tl.constexpr,  # noqa: N803
@@ -262,9 +308,9 @@ def _pass(  # noqa: ANN202
     head = walk % HEADS
     begin = tl.load(starts + sequence).to(tl.int64)
     end = tl.load(starts + sequence + 1).to(tl.int64)
-    chunk = tl.cast(0, tl.int64)  # the sequence's first one
-    for before in range(sequence):
-        chunk += tl.cdiv(tl.load(starts + before + 1) - tl.load(starts + before), TOKENS)
+    if begin == end:  # a row that only fills up a graph's tables
+        return
+    chunk = tl.load(firsts + sequence).to(tl.int64)
 
     key = tl.arange(0, KEYS)
     value = tile * TILE + tl.arange(0, TILE)

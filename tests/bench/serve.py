@@ -34,7 +34,15 @@ from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
 from tests.bench import load, shared_prefix
-from tests.bench.servers import OURS, STOCK, STOCK_SPLIT, Server, start_all
+from tests.bench.servers import (
+    OURS,
+    PREFILL_GRAPHS,
+    STOCK,
+    STOCK_SPLIT,
+    WITHOUT_PLUGINS,
+    Server,
+    start_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,14 +102,19 @@ def git_commit() -> str:
 
 
 def variants(config: Path) -> dict[str, str]:
-    """Stock's strongest for this architecture, and ours.
+    """Stock's strongest for this architecture, also with what it leaves off by default, and ours.
 
     Stock's lists leave the text-only K3 class out: it refuses `extra_buffer` for it.
     """
     text_only = "KimiK3LinearForCausalLM" in json.loads(config.read_text())["architectures"]
     if text_only:
         return {"stock": "--enable-unified-memory", "ours": OURS}
-    return {"stock": STOCK, "stock split": STOCK_SPLIT, "ours": OURS}
+    return {
+        "stock": STOCK,
+        "stock split": STOCK_SPLIT,
+        "stock graphs": f"{STOCK_SPLIT} {PREFILL_GRAPHS}",
+        "ours": OURS,
+    }
 
 
 @dataclass(frozen=True)
@@ -130,7 +143,8 @@ def groups(parsed: argparse.Namespace) -> list[Group]:
                 line = f"{FRACTION} {sizes} {flags} {parsed.flags}"
                 cores = tuple(range(at * parsed.cores, (at + 1) * parsed.cores))
                 port = parsed.port + at
-                servers.append(Server(label, config, line, port, parsed.gpu, cores=cores))
+                env = {} if name == "ours" else WITHOUT_PLUGINS
+                servers.append(Server(label, config, line, port, parsed.gpu, env, cores))
             made.append(Group(memory == "roomy", servers))
     return made
 
@@ -219,7 +233,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, help="folder for server logs")
     parser.add_argument("--commit", default=git_commit(), help="default: this checkout's")
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--variants", help="of 'stock', 'stock split', 'ours'; default: all")
+    parser.add_argument("--variants", help="of those of `variants`, comma between; default: all")
     parser.add_argument("--flags", default="", help="for every server, as '--page-size 64'")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--cores", type=int, default=0, help="of each server's own; 0: shared")

@@ -32,6 +32,9 @@ BASE_FLAGS = (
 STOCK = "--enable-unified-memory --mamba-radix-cache-strategy extra_buffer"
 STOCK_SPLIT = "--mamba-radix-cache-strategy extra_buffer"
 OURS = "--radix-cache-backend kimi_k3"
+# SGLang leaves them off for KDA; here they are on (`resolution.graphs_prefills`).
+PREFILL_GRAPHS = "--cuda-graph-backend-prefill breakable --cuda-graph-max-bs-prefill 2048"
+WITHOUT_PLUGINS = {"SGLANG_PLUGINS": "none"}
 
 
 @dataclass

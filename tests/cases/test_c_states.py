@@ -66,10 +66,10 @@ def test_c10_a_state_of_a_batch_is_read_where_its_request_lies() -> None:
     """Lengths 500, 700, 900, chunk 128: 384, 1140, 2096 of the batch; not 384, 1024, 1920."""
     lengths, last = [500, 700, 900], [384, 640, 896]
     wanted = [(row, tokens, row + 5) for row, tokens in enumerate(last)]
-    plan = Plan.of(lengths, wanted, torch.device("cpu"), 128)
+    plan = Plan.of(lengths, wanted, 128)
     assert plan.ends.tolist() == [384, 1140, 2096]
     # 4, 6 and 8 chunks: each state is the entry of its own request's last one.
-    assert plan.targets.ge(0).nonzero().flatten().tolist() == [3, 4 + 5, 4 + 6 + 7]
+    assert plan.places.tolist() == [3, 4 + 5, 4 + 6 + 7]
     assert plan.targets[[3, 9, 17]].tolist() == [5, 6, 7]
 
 

@@ -30,6 +30,8 @@ def main() -> None:
     print("as stock's")
     inputs.compare_with_truth(tolerance=1e-5)
     print("as the definition")
+    inputs.compare_with_padded(sequences=7, chunks=9)
+    print("the same in tables with room to spare")
     states = torch.randn(3, 2, 64, 128)
     before = states.clone()
     state_pass.warm_up(states, torch.float32, torch.int64)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from sglang.kernels.ops.attention.fla import chunk_delta_h
+from torch.nn import functional
 
+from sgl_kimi_k3.prefill_graphs import Tables
 from sgl_kimi_k3.state_pass import CHUNK, Plan, pass_states
 
 SLOTS = 12
@@ -36,8 +38,8 @@ class Inputs:
             shape = (1, total, heads, size)
             return torch.randn(shape, generator=generator, device=device) * scale
 
-        k = torch.nn.functional.normalize(normal(key_size, 1.0), dim=-1).to(dtype)
-        w = torch.nn.functional.normalize(normal(key_size, 1.0), dim=-1).to(dtype) * 0.5
+        k = functional.normalize(normal(key_size, 1.0), dim=-1).to(dtype)
+        w = functional.normalize(normal(key_size, 1.0), dim=-1).to(dtype) * 0.5
         decay = -torch.rand((1, total, heads, key_size), generator=generator, device=device) * 0.1
         gk = torch.cat(
             [
@@ -66,7 +68,8 @@ class Inputs:
     def ours(self, *, wanted: list[tuple[int, int, int]] | None = None):
         """Entry states, v_new and the pool afterwards."""
         states = self.states.clone()
-        plan = Plan.of(self.lengths, self.wanted if wanted is None else wanted, states.device)
+        plan = Plan.of(self.lengths, self.wanted if wanted is None else wanted)
+        targets, firsts, _, _ = plan.on(states.device)
         entries, v_new = pass_states(
             self.k,
             self.w,
@@ -75,7 +78,8 @@ class Inputs:
             states=states,
             rows=self.rows,
             starts=self.starts,
-            targets=plan.targets,
+            targets=targets,
+            firsts=firsts,
         )
         return entries, v_new, states
 
@@ -114,6 +118,28 @@ class Inputs:
             if slot not in live.tolist() and slot not in {one[2] for one in self.wanted}
         ]
         assert torch.equal(states[untouched], self.states[untouched])
+
+    def compare_with_padded(self, *, sequences: int, chunks: int) -> None:
+        """As a graph's tables are: rows without a sequence, chunks without a token."""
+        plan, (entries, v_new, right) = Plan.of(self.lengths, self.wanted), self.ours()
+        states = self.states.clone()
+        tables = Tables.of(chunks, states.device)
+        tables.fill(plan, conv_rows=3)
+        spare = sequences - len(self.lengths)
+        found = pass_states(
+            self.k,
+            self.w,
+            self.u,
+            self.gk,
+            states=states,
+            rows=functional.pad(self.rows, (0, spare), value=-1),
+            starts=functional.pad(self.starts, (0, spare), value=int(self.starts[-1])),
+            targets=tables.rows[0],
+            firsts=torch.tensor([*plan.firsts, *[plan.chunks] * (spare + 1)], dtype=torch.int32),
+        )
+        assert torch.equal(found[0][:, : plan.chunks], entries)
+        assert torch.equal(found[1], v_new)
+        assert torch.equal(states, right)
 
     def compare_with_truth(self, *, tolerance: float) -> None:
         """A state written inside is the state of a pass that ends there, in float64."""

@@ -10,11 +10,15 @@ from sgl_kimi_k3.state_pass import Plan
 from tests.interpreter import said_by
 from tests.kernels.state_pass_inputs import Inputs
 
+CPU = torch.device("cpu")
+
 
 def test_a_plan_names_chunks_slots_and_ends() -> None:
     """Sequences of 130 and 70 tokens have 3 and 2 chunks; the second starts at token 130."""
-    plan = Plan.of([130, 70], [(0, 64, 6), (0, 128, 7), (1, 64, 1)], torch.device("cpu"))
+    plan = Plan.of([130, 70], [(0, 64, 6), (0, 128, 7), (1, 64, 1)])
     assert plan.targets.tolist() == [-1, 6, 7, -1, 1]
+    assert plan.firsts.tolist() == [0, 3]
+    assert plan.places.tolist() == [1, 2, 4]
     assert plan.slots.tolist() == [6, 7, 1]
     assert plan.ends.tolist() == [64, 128, 194]
 
@@ -22,7 +26,7 @@ def test_a_plan_names_chunks_slots_and_ends() -> None:
 @pytest.mark.parametrize("tokens", [0, 63, 128])
 def test_a_place_the_kernel_does_not_pass_is_refused(tokens: int) -> None:
     with pytest.raises(AssertionError):
-        Plan.of([128], [(0, tokens, 1)], torch.device("cpu"))
+        Plan.of([128], [(0, tokens, 1)])
 
 
 @pytest.fixture
@@ -48,8 +52,7 @@ def layers(monkeypatch):
 
 def test_layers_that_read_the_plan_say_so(layers) -> None:
     """States at 64 of a sequence from token 0: the convolution's rows are tokens 61 to 63."""
-    plan = Plan.of([130], [(0, 64, 6)], torch.device("cpu"))
-    with state_pass.writing(plan) as writing:
+    with state_pass.writing(Plan.of([130], [(0, 64, 6)]), CPU) as writing:
         assert not writing.done
         layers.run()
         assert writing.done
@@ -61,7 +64,7 @@ def test_layers_that_read_the_plan_say_so(layers) -> None:
 
 @pytest.mark.parametrize("missing", ["convolve", "walk"])
 def test_half_a_state_is_none(layers, missing: str) -> None:
-    with state_pass.writing(Plan.of([130], [(0, 64, 6)], torch.device("cpu"))) as writing:
+    with state_pass.writing(Plan.of([130], [(0, 64, 6)]), CPU) as writing:
         layers.run(**{missing: False})
     assert not writing.done
 
@@ -71,6 +74,7 @@ def test_the_kernel_in_the_interpreter() -> None:
     assert said_by("tests.kernels.interpret_state_pass") == [
         "as stock's",
         "as the definition",
+        "the same in tables with room to spare",
         "the warm-up leaves every state as it is",
     ]
 

@@ -33,6 +33,18 @@ FLAGS = (
     ["--page-size", "64"],
     ["--kv-cache-dtype", "fp8_e4m3", "--mamba-ssm-dtype", "bfloat16"],
 )
+# How prefills are captured then, and up to how many tokens.
+GRAPHS = (
+    ([], "breakable", 2048),
+    (["--chunked-prefill-size", "1024"], "breakable", 1024),
+    (["--max-total-tokens", "512"], "breakable", 512),
+    (["--cuda-graph-max-bs-prefill", "4096"], "breakable", 4096),
+    (["--cuda-graph-bs-prefill", "64", "96"], "breakable", None),
+    (["--disable-prefill-cuda-graph"], "disabled", None),
+    (["--cuda-graph-backend-prefill", "disabled"], "disabled", None),
+    (["--speculative-algorithm", "NGRAM"], "disabled", None),
+    (["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "all"], "disabled", None),
+)
 SCRIPT = """
 import json, sys
 from sglang.srt.plugins import load_plugins
@@ -52,7 +64,9 @@ for folder, flags in json.loads(sys.argv[1]):
     found.append({"hybrid": uses_ssm_state(model_config_of(args)), **{name: getattr(view, name)
         for name in ("mamba_radix_cache_strategy", "enable_unified_memory", "page_size",
                      "disable_overlap_schedule", "disable_radix_cache", "linear_attn_backend",
-                     "kv_cache_dtype", "mamba_ssm_dtype")}})
+                     "kv_cache_dtype", "mamba_ssm_dtype")},
+        "prefill_graphs": [view.cuda_graph_config.prefill.backend,
+                           view.cuda_graph_config.prefill.max_bs]})
 print("FOUND" + json.dumps(found))
 """
 
@@ -65,7 +79,8 @@ def resolved(tmp_path_factory):
         folder = tmp_path_factory.mktemp(name)
         text = json.dumps({"architectures": [name], **config})
         folder.joinpath("config.json").write_text(text, "utf-8")
-        cases |= {(name, tuple(flags)): (str(folder), flags) for flags in FLAGS}
+        every = [*FLAGS, *(flags for flags, _, _ in GRAPHS)]
+        cases |= {(name, tuple(flags)): (str(folder), flags) for flags in every}
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, json.dumps(list(cases.values()))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "FOUND" in done.stdout, done.stderr[-2000:]
@@ -86,3 +101,13 @@ def test_every_class_is_a_hybrid_with_states_overlapped(resolved, name):
         assert found["page_size"] == int(asked.get("--page-size", 1))
         assert found["kv_cache_dtype"] == asked.get("--kv-cache-dtype", "auto")
         assert found["mamba_ssm_dtype"] == asked.get("--mamba-ssm-dtype")
+
+
+@pytest.mark.parametrize(("flags", "backend", "tokens"), GRAPHS)
+def test_prefills_are_captured_where_that_has_been_run(resolved, flags, backend, tokens):
+    """SGLang leaves it off for KDA; of the operator's own words none is changed."""
+    for name in ("KimiLinearForCausalLM", "KimiK3LinearForCausalLM"):
+        found = resolved[name, tuple(flags)]["prefill_graphs"]
+        assert found[0] == backend
+        assert tokens is None or found[1] == tokens
+    assert resolved["KimiK3ForConditionalGeneration", tuple(flags)]["prefill_graphs"][0] == "disabled"

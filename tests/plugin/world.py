@@ -204,7 +204,7 @@ class World(Memory):
         writing = state_pass.current()
         if writing is not None and self.kernel_writes:
             plan = writing.plan
-            if not plan.slots.is_meta:
+            if not self.temporal.is_meta:
                 written = list(zip(plan.slots.tolist(), plan.ends.tolist(), strict=True))
             writing.convolved = writing.walked = True
         start = 0  # of the request's tokens among the batch's
