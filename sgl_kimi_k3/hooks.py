@@ -135,8 +135,8 @@ HOOKS = (
     ),
 )
 
-# Applied by the pools' factory on a GPU, before SGLang captures graphs: the KDA prefill writes states
-# inside a pass.  Their targets take seconds to import and no other process needs them.
+# Applied by the pools' factory on a GPU, before SGLang captures graphs: the KDA prefill writes
+# states inside a pass.  Their targets take seconds to import and no other process needs them.
 PASS_HOOKS = (
     Hook(
         "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend.init_forward_metadata",
@@ -161,8 +161,8 @@ PASS_HOOKS = (
     ),
 )
 
-# Applied by the cache's factory, where tokens are spread over GPUs (DCP): both models had imported it by name
-# before.
+# Applied by the cache's factory, where tokens are spread over GPUs (DCP): both models had imported
+# it by name before.
 SPREAD_HOOKS = tuple(
     Hook(
         f"sglang.srt.models.{model}.prepare_decode_context_parallel_metadata",

@@ -6,6 +6,7 @@ clients `--rounds` times, every other time in the opposite order.  These models 
 steps are bound by the host: with `--cores N` each server has N cores of its own, without which two
 starts of one server differ by more than the two servers do.
 
+- `agree`: answers from the cache are those without, and those of the group's first server;
 - `shared_prefix` with room for everything;
 - chat loads made from traces, closed loop, at several numbers of clients, in an arena small enough
   that the cache is under pressure, and (`roomy`) without pressure;
@@ -33,13 +34,12 @@ from pathlib import Path
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
-from tests.bench import load, shared_prefix
+from tests.bench import agree, load, shared_prefix
 from tests.bench.servers import (
     OURS,
     PREFILL_GRAPHS,
     STOCK,
     STOCK_SPLIT,
-    WITHOUT_PLUGINS,
     Server,
     start_all,
 )
@@ -143,8 +143,9 @@ def groups(parsed: argparse.Namespace) -> list[Group]:
                 line = f"{FRACTION} {sizes} {flags} {parsed.flags}"
                 cores = tuple(range(at * parsed.cores, (at + 1) * parsed.cores))
                 port = parsed.port + at
-                env = {} if name == "ours" else WITHOUT_PLUGINS
-                servers.append(Server(label, config, line, port, parsed.gpu, env, cores))
+                servers.append(
+                    Server(label, config, line, port, parsed.gpu, cores=cores, ours=name == "ours")
+                )
             made.append(Group(memory == "roomy", servers))
     return made
 
@@ -220,7 +221,7 @@ def line(cell: dict) -> str:
     )
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--config", type=Path, action="append", required=True)
@@ -238,7 +239,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--cores", type=int, default=0, help="of each server's own; 0: shared")
     parser.add_argument("--seconds", type=float, default=75.0, help="no cell plays longer")
-    parsed = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Command line."""
+    parsed = arguments()
     clients = {int(n) for n in parsed.clients.split(",")}
     chosen = [
         one
@@ -249,7 +255,12 @@ def main() -> None:
     pressed = tuple(one for one in chosen if one in LOADS)
     pressed += (SHORT,) if "short" in parsed.parts.split(",") else ()
     folder = parsed.logs or Path(tempfile.mkdtemp())
-    report: dict = {"machine": machine(parsed.commit), "shared_prefix": {}, "cells": []}
+    report: dict = {
+        "machine": machine(parsed.commit),
+        "agree": {},
+        "shared_prefix": {},
+        "cells": [],
+    }
     print(json.dumps(report["machine"]), flush=True)
 
     made = groups(parsed)
@@ -263,10 +274,14 @@ def main() -> None:
     try:
         for group in made:
             group.servers[:] = [server for server in group.servers if server in up]
-            for server in group.servers if group.roomy else ():
-                figures = shared_prefix.run(server.url)
-                report["shared_prefix"][server.name] = figures
+            for server in group.servers:
+                first = agree.Server(group.servers[0].url)
+                figures = agree.compare(agree.Server(server.url), first, seed=1)
+                report["agree"][server.name] = figures
                 print(server.name, json.dumps(figures), flush=True)
+                if group.roomy:
+                    report["shared_prefix"][server.name] = shared_prefix.run(server.url)
+                    print(server.name, json.dumps(report["shared_prefix"][server.name]), flush=True)
             for row in measure(group, roomy if group.roomy else pressed, parsed):
                 report["cells"].append(row)
                 print(line(row), flush=True)

@@ -17,11 +17,11 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 READY = "fired up and ready to roll"
 START_S = 420.0
@@ -34,7 +34,10 @@ STOCK_SPLIT = "--mamba-radix-cache-strategy extra_buffer"
 OURS = "--radix-cache-backend kimi_k3"
 # SGLang leaves them off for KDA; here they are on (`resolution.graphs_prefills`).
 PREFILL_GRAPHS = "--cuda-graph-backend-prefill breakable --cuda-graph-max-bs-prefill 2048"
-WITHOUT_PLUGINS = {"SGLANG_PLUGINS": "none"}
+# `weights.py` for both; stock runs without this backend's hooks.
+ENTRY = Path(__file__).parent / "entry"
+PLUGINS_OF_OURS = "kimi_k3,bench_weights"
+PLUGINS_OF_STOCK = "bench_weights"
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Server:
     gpu: str = "0"
     env: dict[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()  # that it runs on; none: any
+    ours: bool = False
     process: subprocess.Popen | None = None
     log: Path | None = None
 
@@ -74,8 +78,19 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": self.gpu, **self.env},
+                env=self.environment(),
             )
+
+    def environment(self) -> dict[str, str]:
+        """Of its processes."""
+        known = os.environ.get("PYTHONPATH", str(Path.cwd()))
+        return {
+            **os.environ,
+            "PYTHONPATH": f"{ENTRY}:{known}",
+            "SGLANG_PLUGINS": PLUGINS_OF_OURS if self.ours else PLUGINS_OF_STOCK,
+            "CUDA_VISIBLE_DEVICES": self.gpu,
+            **self.env,
+        }
 
     def wait(self) -> bool:
         """Whether it came up."""

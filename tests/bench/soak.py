@@ -4,9 +4,9 @@ Clients hold conversations that share prefixes, branch, repeat and are dropped i
 answer; in an arena small enough, running requests are retracted (they may end early, so SGLang
 admits them on an estimate; `--schedule-conservativeness 0.1` on the server makes it a bad one, and
 `SGLANG_TEST_RETRACT=1 SGLANG_TEST_RETRACT_INTERVAL=97` retracts at every 97th step regardless).
-Afterwards, idle, a sample of prompts is sent alone, once as cached and once under a key of its own:
-the greedy tokens must agree.  Whether SGLang's idle checks stayed silent is in the server's log
-(`--log`).
+Afterwards, idle, a sample of prompts is sent alone, as cached, under a key of its own, and so with
+64 other tokens near its end: the first two must score tokens alike, compared with the third
+(`agree`).  Whether SGLang's idle checks stayed silent is in the server's log (`--log`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.bench import agree
 from tests.bench.load import FIRST_TOKEN, VOCABULARY, generate, rank_of
 
 PREFIXES = 12
@@ -102,25 +103,25 @@ class Soak:
         connection.close()
 
 
-def compare(url: str, prompts: list[list[int]], new: int, dp: int) -> dict:
+def compare(url: str, prompts: list[list[int]], dp: int) -> dict:
     """Each prompt alone, cached and uncached; the replicas take turns."""
-    equal, cached_tokens, first = 0, 0, []
+    server, source = agree.Server(url), random.Random(len(prompts))
+    cached_tokens, resumed, wrong = 0, [], []
     for at, prompt in enumerate(prompts):
         rank = rank_of(at, dp)
         generate(url, prompt, 1, dp_rank=rank)  # so that there is something to resume
-        cached, result = generate(url, prompt, new, dp_rank=rank)
-        key = f"alone {time.time_ns()} {at}"
-        alone, _ = generate(url, prompt, new, extra_key=key, dp_rank=rank)
-        cached_tokens += result.cached_tokens
-        equal += cached == alone
-        differs = [i for i, (a, b) in enumerate(zip(cached, alone, strict=True)) if a != b]
-        first += differs[:1]
+        cached, depth = server.scores(prompt, cached=True, dp_rank=rank)
+        alone, _ = server.scores(prompt, cached=False, dp_rank=rank)
+        cached_tokens += depth
+        resumed.append(agree.apart(cached, alone))
+        other = agree.another_prefix(prompt, len(prompt) - 1, source)
+        wrong.append(agree.apart(server.scores(other, cached=False, dp_rank=rank)[0], alone))
     return {
         "prompts": len(prompts),
-        "tokens_each": new,
-        "equal": equal,
         "cached_tokens": cached_tokens,
-        "first_difference_at": first,
+        "apart": agree.summary(resumed) if resumed else {},
+        "another_prefix_apart": agree.summary(wrong) if wrong else {},
+        "agree": sum(near < far / 2 for near, far in zip(resumed, wrong, strict=True)),
     }
 
 
@@ -152,7 +153,7 @@ def main() -> None:
         "served": soak.served,
         "aborted": soak.aborted,
         "errors": soak.errors[:10],
-        "sample": compare(parsed.url, soak.kept, 32, parsed.dp),
+        "sample": compare(parsed.url, soak.kept, parsed.dp),
     }
     if parsed.log:
         text = parsed.log.read_text(errors="replace")

@@ -6,7 +6,6 @@ import logging
 
 import numpy as np
 import pytest
-import torch
 
 from radix import Kind
 from sgl_kimi_k3.state_pass import Plan

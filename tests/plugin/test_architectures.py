@@ -110,4 +110,6 @@ def test_prefills_are_captured_where_that_has_been_run(resolved, flags, backend,
         found = resolved[name, tuple(flags)]["prefill_graphs"]
         assert found[0] == backend
         assert tokens is None or found[1] == tokens
-    assert resolved["KimiK3ForConditionalGeneration", tuple(flags)]["prefill_graphs"][0] == "disabled"
+    assert (
+        resolved["KimiK3ForConditionalGeneration", tuple(flags)]["prefill_graphs"][0] == "disabled"
+    )

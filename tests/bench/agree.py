@@ -1,0 +1,145 @@
+"""Whether a server answers from its cache what it answers without: `python -m tests.bench.agree`.
+
+`--url URL [--against URL] [--json F]`.  Random prompts; of each the log probabilities of some
+tokens at its end, computed whole (a key of its own), resumed in its middle, resumed at its end,
+and, after an answer, resumed where decoding left off.  They differ by what kernels round in another
+order; how much a wrong state would do shows a prompt of which the 64 tokens before the middle are
+others.  With `--against` also by what another server computes of the same prompts.
+
+The servers need weights under which answers depend on their prompts (`weights.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.bench.load import FIRST_TOKEN, VOCABULARY
+
+PROMPTS = 8
+ANSWER = 24  # tokens
+ASKED = list(range(FIRST_TOKEN, FIRST_TOKEN + 64))  # tokens whose probability is compared
+FOLLOWS = 7  # tokens after an answer
+WRONG = 64  # other tokens before the middle, for how much a wrong state does
+
+
+class Server:
+    """One that answers `/generate`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, prompt: list[int], new: int = 1, **fields: Any) -> dict:
+        """One greedy request, answered whole."""
+        body = {
+            "input_ids": prompt,
+            "sampling_params": {"max_new_tokens": new, "temperature": 0, "ignore_eos": True},
+            **fields,
+        }
+        request = urllib.request.Request(
+            f"{self.url}/generate",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return json.load(answer)
+
+    def scores(
+        self, prompt: list[int], *, cached: bool, dp_rank: int | None = None
+    ) -> tuple[list[float], int]:
+        """Log probabilities of `ASKED` behind the prompt, and how many tokens were resumed."""
+        fields: dict[str, Any] = {"return_logprob": True, "token_ids_logprob": ASKED}
+        if not cached:
+            fields["extra_key"] = f"alone {time.time_ns()}"
+        meta = self.ask(prompt, routed_dp_rank=dp_rank, **fields)["meta_info"]
+        return [row[0] for row in meta["output_token_ids_logprobs"][0]], meta["cached_tokens"]
+
+
+def apart(left: list[float], right: list[float]) -> float:
+    """How far two answers are apart: the root of the mean square of their differences."""
+    return statistics.fmean((a - b) ** 2 for a, b in zip(left, right, strict=True)) ** 0.5
+
+
+def another_prefix(prompt: list[int], end: int, source: random.Random) -> list[int]:
+    """The prompt with other tokens just before `end`."""
+    start = max(0, end - WRONG)
+    others = [source.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(end - start)]
+    return prompt[:start] + others + prompt[end:]
+
+
+def summary(distances: list[float]) -> dict[str, float]:
+    """For people; the least tells of a `wrong` one how little it may be."""
+    return {
+        "least": round(min(distances), 5),
+        "median": round(statistics.median(distances), 5),
+        "most": round(max(distances), 5),
+    }
+
+
+def compare(server: Server, other: Server | None, seed: int) -> dict[str, Any]:
+    """Distances by how an answer was computed, and what was resumed."""
+    source = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [source.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(count)]
+
+    found: dict[str, list[float]] = {}
+    resumed: dict[str, list[int]] = {}
+
+    def note(way: str, right: list[float], prompt: list[int]) -> None:
+        scores, depth = server.scores(prompt, cached=True)
+        found.setdefault(way, []).append(apart(scores, right))
+        resumed.setdefault(way, []).append(depth)
+
+    for _ in range(PROMPTS):
+        prompt = tokens(source.randrange(300, 6000))
+        middle = len(prompt) - source.randrange(10, 60)
+        alone, depth = server.scores(prompt, cached=False)
+        assert depth == 0, f"a prompt under a key of its own resumed {depth} tokens"
+        server.ask(prompt[:middle])
+        note("middle", alone, prompt)
+        note("end", alone, prompt)
+        answer = server.ask(prompt, ANSWER)["output_ids"]
+        longer = prompt + answer + tokens(FOLLOWS)
+        note("answer", server.scores(longer, cached=False)[0], longer)
+        wrong = another_prefix(prompt, middle, source)
+        found.setdefault("another prefix", []).append(
+            apart(server.scores(wrong, cached=False)[0], alone)
+        )
+        if other is not None:
+            found.setdefault("another server", []).append(
+                apart(other.scores(prompt, cached=False)[0], alone)
+            )
+    ways = ("middle", "end", "answer")
+    return {
+        "apart": {way: summary(rows) for way, rows in found.items()},
+        "resumed": resumed,
+        "agrees": max(max(found[way]) for way in ways) < min(found["another prefix"]) / 2,
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="answers from the cache, and without it")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--against", help="another server's")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parsed = parser.parse_args()
+    other = Server(parsed.against) if parsed.against else None
+    found = compare(Server(parsed.url), other, parsed.seed)
+    print(json.dumps(found))
+    if parsed.json:
+        parsed.json.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(not found["agrees"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The check of answers on a GPU can fail: `tests.bench.agree` beside servers that are wrong."""
+
+import random
+import zlib
+
+import pytest
+
+from tests.bench import agree, weights
+
+NOISE = 0.01
+
+
+class Fake:
+    """Scores are a hash of the prompt, or of what a wrong server takes for it, and some noise."""
+
+    def __init__(self, wrong=lambda prompt: prompt) -> None:
+        self.wrong = wrong
+        self.noise = random.Random(1)
+
+    def ask(self, _prompt, new=1):
+        return {"output_ids": list(range(20, 20 + new))}
+
+    def scores(self, prompt, *, cached):
+        seen = self.wrong(prompt) if cached else prompt
+        drawn = random.Random(zlib.crc32(repr(seen).encode()))
+        scores = [drawn.gauss(-10, 1) + self.noise.gauss(0, NOISE) for _ in agree.ASKED]
+        return scores, len(prompt) - 1 if cached else 0
+
+
+def test_what_kernels_round_is_no_fault() -> None:
+    found = agree.compare(Fake(), Fake(), seed=1)
+    assert found["agrees"]
+    assert found["apart"]["another server"]["most"] < 3 * NOISE
+    assert len(found["resumed"]["answer"]) == agree.PROMPTS
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda prompt: prompt[1:],
+        lambda prompt: prompt[-5:],
+        lambda prompt: prompt if 7 in prompt else 0,
+    ],
+    ids=["a token lost", "another state", "one state for all"],
+)
+def test_a_wrong_state_is_found(wrong) -> None:
+    assert not agree.compare(Fake(wrong), None, seed=1)["agrees"]
+
+
+def test_an_uncached_answer_must_not_be_cached() -> None:
+    server = Fake()
+    server.scores = lambda *_, **__: ([0.0], 64)
+    with pytest.raises(AssertionError, match="resumed 64 tokens"):
+        agree.compare(server, None, seed=1)
+
+
+def test_layers_are_as_loud_as_what_they_are_added_to() -> None:
+    """A matrix keeps the variance of its input; a state remembers some forty tokens."""
+    assert weights.spread("model.layers.0.mlp.up_proj.weight", (64, 300)) == (0.0, 0.1)
+    assert weights.spread("model.layers.0.input_layernorm.weight", (64,)) == (1.0, 0.2)
+    assert weights.spread("model.layers.0.self_attn.dt_bias", (64,)) == (weights.DECAY_BIAS, 0.5)
+    assert weights.spread("model.layers.0.self_attn.A_log", (1, 1, 8, 1)) == (0.0, 0.1)
+    assert weights.spread("model.embed_tokens.weight", (512, 64)) == (0.0, 1.0)
