@@ -27,7 +27,11 @@ SOURCE = "sgl_kimi_k3"
 SPLITS_OVER_ALL = "KimiLinearForCausalLM"
 # Classes whose prefills have been served from CUDA graphs, and up to how many tokens: beyond, the
 # GPU is busy for longer than the host launches.
-GRAPHED = ("KimiLinearForCausalLM", "KimiK3LinearForCausalLM")
+GRAPHED = (
+    "KimiLinearForCausalLM",
+    "KimiK3LinearForCausalLM",
+    "KimiK3ForConditionalGeneration",
+)
 GRAPHED_TOKENS = 2048
 GRAPHED_SEQUENCES = 32  # a kernel is launched for all that a graph has room for
 

@@ -106,10 +106,7 @@ def test_every_class_is_a_hybrid_with_states_overlapped(resolved, name):
 @pytest.mark.parametrize(("flags", "backend", "tokens"), GRAPHS)
 def test_prefills_are_captured_where_that_has_been_run(resolved, flags, backend, tokens):
     """SGLang leaves it off for KDA; of the operator's own words none is changed."""
-    for name in ("KimiLinearForCausalLM", "KimiK3LinearForCausalLM"):
+    for name in ARCHITECTURES:
         found = resolved[name, tuple(flags)]["prefill_graphs"]
         assert found[0] == backend
         assert tokens is None or found[1] == tokens
-    assert (
-        resolved["KimiK3ForConditionalGeneration", tuple(flags)]["prefill_graphs"][0] == "disabled"
-    )
