@@ -32,7 +32,7 @@ def initialize(original: Callable[..., None], model: Any, *args: Any, **kwargs: 
 
     A matrix keeps the size of what goes through it, a norm's weights are about 1, and the decay of
     a recurrent state is that of a trained one.  Each parameter has a seed of its own: SGLang's
-    makes all layers alike.
+    makes all layers alike.  They are numbers of bfloat16 whatever the server computes in.
     """
     import torch
 
@@ -42,7 +42,9 @@ def initialize(original: Callable[..., None], model: Any, *args: Any, **kwargs: 
             continue
         middle, width = spread(name, tuple(weight.shape))
         generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
-        weight.uniform_(middle - width, middle + width, generator=generator)
+        drawn = torch.empty_like(weight, dtype=torch.float32)
+        drawn.uniform_(middle - width, middle + width, generator=generator)
+        weight.copy_(drawn.to(torch.bfloat16))
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
