@@ -161,6 +161,27 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
         "self",
         "forward_batch",
     ),
+    "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend"
+    "._fill_prefill_graph_metadata": ("self", "meta", "forward_batch", "cache_indices"),
+    "sglang.srt.layers.attention.linear.kda_backend.kda_extend_in_graph": (
+        "layer",
+        "meta",
+        "conv_pool",
+        "ssm_states",
+        "kernel_dispatcher",
+        "mixed_qkv",
+        "a",
+        "b",
+    ),
+    "sglang.kernels.ops.mamba.kda_prefill_track.kda_track_conv_window": (
+        "conv_pool",
+        "x",
+        "track_mode",
+        "track_conv_start",
+        "track_dst",
+        "num_tokens",
+    ),
+    "sglang.srt.model_executor.cuda_graph_config.with_phase": ("config", "phase", "changes"),
     "sglang.kernels.ops.attention.fla.kda.chunk_gated_delta_rule_fwd_h": (
         "k",
         "w",
