@@ -161,8 +161,12 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
         "self",
         "forward_batch",
     ),
-    "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend"
-    "._fill_prefill_graph_metadata": ("self", "meta", "forward_batch", "cache_indices"),
+    "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend._fill_prefill_graph_metadata": (
+        "self",
+        "meta",
+        "forward_batch",
+        "cache_indices",
+    ),
     "sglang.srt.layers.attention.linear.kda_backend.kda_extend_in_graph": (
         "layer",
         "meta",

@@ -1,8 +1,8 @@
 """States written inside a prefill that a CUDA graph replays.
 
 SGLang captures the body of a prefill once for each of some token counts, its buckets, and replays
-it for every batch that pads into one: a replay costs the host a fraction of launching some sixty
-kernels a layer.  A captured KDA layer reads tables of a fixed place, filled before each replay
+it for every batch that pads into one: a replay costs the host a fraction of launching every kernel
+of every layer.  A captured KDA layer reads tables of a fixed place, filled before each replay
 (`layers/attention/linear/kda_prefill_graph.py`); stock's have room for one state per request.
 Ours name a slot, or none, for every chunk, so a replay leaves what the same forward would leave
 outside of a graph.
@@ -53,8 +53,11 @@ class Tables:
 
     @classmethod
     def of(cls, chunks: int, device: torch.device) -> Tables:
-        """For a bucket of at most so many chunks; they name no slot."""
-        rows = torch.zeros(3, chunks, dtype=torch.int64, device=device)
+        """For a bucket of at most so many chunks; they name no slot.
+
+        Rows begin at multiples of 16 bytes, or Triton would compile once more for where they lie.
+        """
+        rows = torch.zeros(3, chunks + chunks % 2, dtype=torch.int64, device=device)[:, :chunks]
         rows[0] = NONE
         return cls(rows)
 

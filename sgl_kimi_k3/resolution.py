@@ -84,6 +84,7 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
         architectures = architectures_of(server_args)
         spread = context_parallel.check(view, architectures)
         refuse_unsupported(view)
+        check_prefill_graphs(view)
         check_attention_replicas(view.attn_dp_size, architectures)
         decided: dict[str, Any] = {
             "enable_unified_memory": True,
@@ -93,7 +94,8 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
         }
         if graphs_prefills(server_args, architectures):
             decided["cuda_graph_config"] = prefill_graphs(server_args)
-            os.environ.setdefault("SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS", str(GRAPHED_SEQUENCES))
+        # Where the operator asked for them, too.
+        os.environ.setdefault("SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS", str(GRAPHED_SEQUENCES))
         if view.device == "cpu":
             decided["disable_overlap_schedule"] = True
             decided["attention_backend"] = "torch_native"
@@ -111,7 +113,8 @@ def graphs_prefills(server_args: Any, architectures: Sequence[str]) -> bool:
     """Whether prefills are captured as CUDA graphs although SGLang leaves that off for KDA.
 
     It has the graphs and has tried them with another model.  Not where the operator said what he
-    wants, nor where they have not been run with this backend.
+    wants, nor beside what changes a prefill's shape, kernels or memory and has not been run with
+    them.
     """
     view = resolving_view(server_args)
     return (
@@ -123,9 +126,22 @@ def graphs_prefills(server_args: Any, architectures: Sequence[str]) -> bool:
         and view.attn_dp_size == 1
         and view.speculative_algorithm is None
         and not view.enable_two_batch_overlap
-        and not view.enable_lora
+        and not (view.enable_lora or view.lora_paths)
+        and not view.enable_deterministic_inference
+        and not view.enable_memory_saver
+        and (view.linear_attn_prefill_backend or view.linear_attn_backend) == "triton"
         and resolved_view(server_args).moe_a2a_backend == "none"
     )
+
+
+def check_prefill_graphs(view: Any) -> None:
+    """Raise ValueError where graphs of prefills were asked for and would be wrong."""
+    if view.dcp_size > 1 and view.cuda_graph_config.prefill.backend != Backend.DISABLED:
+        raise ValueError(
+            f"--cuda-graph-backend-prefill {view.cuda_graph_config.prefill.backend} cannot capture "
+            f"prefills whose KV is spread over GPUs (--dcp-size {view.dcp_size}): SGLang captures "
+            "without that layout. Drop --cuda-graph-backend-prefill."
+        )
 
 
 def prefill_graphs(server_args: Any) -> Any:

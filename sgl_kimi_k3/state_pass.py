@@ -168,7 +168,7 @@ def metadata(original: Callable[..., None], backend: Any, forward_batch: Any) ->
 
 
 def chunk_states(original: Callable[..., Any], **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """AROUND `fla.kda.chunk_gated_delta_rule_fwd_h`: ours where the forward writes states."""
+    """`fla.kda.chunk_gated_delta_rule_fwd_h` outside of graphs: ours where it writes states."""
     if _current is None:
         return original(**kwargs)
     _current.walked = True

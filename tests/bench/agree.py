@@ -28,6 +28,7 @@ LONGEST = 6000  # tokens
 ANSWER = 24  # tokens
 ASKED = list(range(FIRST_TOKEN, FIRST_TOKEN + 64))  # tokens whose probability is compared
 FOLLOWS = 7  # tokens after an answer
+AUDIBLE = 0.1  # nats, what another prefix must change at least
 WRONG = 64  # other tokens before the middle, for how much a wrong state does
 
 
@@ -92,7 +93,15 @@ def compare(
     prompts: int = PROMPTS,
     longest: int = LONGEST,
 ) -> dict[str, Any]:
-    """Distances by how an answer was computed, and what was resumed."""
+    """Distances by how an answer was computed, what was resumed, and how many prompts agree.
+
+    A prompt agrees in one way if it is less than half as far from what was computed whole as
+    another prefix is.
+
+    Raises:
+        AssertionError: another prefix hardly changes an answer, so that nothing can be told; a
+            prompt with a key of its own was resumed, or one that should be was not.
+    """
     source = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -117,24 +126,36 @@ def compare(
         answer = server.ask(prompt, ANSWER)["output_ids"]
         longer = prompt + answer + tokens(FOLLOWS)
         note("answer", server.scores(longer, cached=False)[0], longer)
-        wrong = another_prefix(prompt, middle, source)
-        found.setdefault("another prefix", []).append(
-            apart(server.scores(wrong, cached=False)[0], alone)
-        )
         if other is not None:
-            found.setdefault("another server", []).append(
-                apart(other.scores(prompt, cached=False)[0], alone)
-            )
+            theirs, _ = other.scores(prompt, cached=False)
+            found.setdefault("another server", []).append(apart(theirs, alone))
+        elsewhere = another_prefix(prompt, middle, source)
+        found.setdefault("another prefix", []).append(
+            apart(server.scores(elsewhere, cached=False)[0], alone)
+        )
+    for way, depths in resumed.items():
+        assert min(depths) > 0, f"nothing resumed ({way}): {depths}"
     wrong = found["another prefix"]
+    heard(wrong)
     return {
         "apart": {way: summary(rows) for way, rows in found.items()},
         "resumed": resumed,
         "agree": {
-            way: sum(near < far / 2 for near, far in zip(found[way], wrong, strict=True))
-            for way in resumed
+            way: sum(near < far / 2 for near, far in zip(rows, wrong, strict=True))
+            for way, rows in found.items()
+            if rows is not wrong
         },
         "prompts": prompts,
     }
+
+
+def heard(wrong: list[float]) -> None:
+    """Raise if another prefix hardly changes an answer: SGLang's own dummy weights are loaded."""
+    middle = statistics.median(wrong)
+    assert middle > AUDIBLE, (
+        f"another prefix moves an answer by {middle:.5f} only: does the server have the weights of "
+        "tests/bench/weights.py (its log says 'Executed general plugin: bench_weights')?"
+    )
 
 
 def main() -> None:

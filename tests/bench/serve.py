@@ -292,10 +292,15 @@ def main() -> None:
     finally:
         for server in started:
             server.stop()
+    differ = [
+        name for name, one in report["agree"].items() if min(one["agree"].values()) < one["prompts"]
+    ]
     if parsed.rounds > 1:
         print(f"medians of {parsed.rounds} rounds:")
         for row in report.get("medians", []):
             print(line(row))
+    if differ:
+        sys.exit(f"answers differ: {', '.join(differ)}")
 
 
 if __name__ == "__main__":

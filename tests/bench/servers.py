@@ -35,7 +35,8 @@ OURS = "--radix-cache-backend kimi_k3"
 # SGLang leaves them off for KDA; here they are on (`resolution.graphs_prefills`).
 PREFILL_GRAPHS = "--cuda-graph-backend-prefill breakable --cuda-graph-max-bs-prefill 2048"
 # `weights.py` for both; stock runs without this backend's hooks.
-ENTRY = Path(__file__).parent / "entry"
+ENTRY = Path(__file__).resolve().parent / "entry"
+ROOT = ENTRY.parents[2]  # the checkout, for `tests.bench`
 PLUGINS_OF_OURS = "kimi_k3,bench_weights"
 PLUGINS_OF_STOCK = "bench_weights"
 
@@ -83,10 +84,10 @@ class Server:
 
     def environment(self) -> dict[str, str]:
         """Of its processes."""
-        known = os.environ.get("PYTHONPATH", str(Path.cwd()))
+        known = os.environ.get("PYTHONPATH", "")
         return {
             **os.environ,
-            "PYTHONPATH": f"{ENTRY}:{known}",
+            "PYTHONPATH": f"{ENTRY}:{ROOT}:{known}".rstrip(":"),
             "SGLANG_PLUGINS": PLUGINS_OF_OURS if self.ours else PLUGINS_OF_STOCK,
             "CUDA_VISIBLE_DEVICES": self.gpu,
             **self.env,

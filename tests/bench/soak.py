@@ -16,6 +16,7 @@ import http.client
 import json
 import random
 import re
+import sys
 import threading
 import time
 import urllib.parse
@@ -116,6 +117,8 @@ def compare(url: str, prompts: list[list[int]], dp: int) -> dict:
         resumed.append(agree.apart(cached, alone))
         other = agree.another_prefix(prompt, len(prompt) - 1, source)
         wrong.append(agree.apart(server.scores(other, cached=False, dp_rank=rank)[0], alone))
+    if wrong:
+        agree.heard(wrong)
     return {
         "prompts": len(prompts),
         "cached_tokens": cached_tokens,
@@ -168,6 +171,8 @@ def main() -> None:
     print(json.dumps(figures))
     if parsed.json:
         parsed.json.write_text(json.dumps(figures, indent=1) + "\n")
+    sample = figures["sample"]
+    sys.exit(bool(soak.errors or figures.get("trouble") or sample["agree"] < sample["prompts"]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SMALLEST_BITS = 16  # narrower ones are quantized, with scales beside them
+SMALLEST_BITS = 16  # narrower ones are quantized; they and their scales stay as SGLang draws them
 DECAY_BIAS = -4.0  # softplus of it is 0.018: a state forgets half of a token in some 40
 
 
@@ -32,13 +32,16 @@ def initialize(original: Callable[..., None], model: Any, *args: Any, **kwargs: 
 
     A matrix keeps the size of what goes through it, a norm's weights are about 1, and the decay of
     a recurrent state is that of a trained one.  Each parameter has a seed of its own: SGLang's
-    makes all layers alike.  They are numbers of bfloat16 whatever the server computes in.
+    makes all layers alike.  They are numbers of bfloat16 whatever the server computes in, and the
+    same on every rank, so which rank has which shard cannot be heard.
     """
     import torch
 
     original(model, *args, **kwargs)
     for name, weight in model.state_dict().items():
         if not torch.is_floating_point(weight) or torch.finfo(weight.dtype).bits < SMALLEST_BITS:
+            continue
+        if "scale" in name:
             continue
         middle, width = spread(name, tuple(weight.shape))
         generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))

@@ -43,7 +43,8 @@ def backend():
 @pytest.fixture
 def capture(backend, monkeypatch):
     """Capture one bucket: its tables are filled, then a layer runs up to the kernels."""
-    monkeypatch.setattr(prefill_graphs, "kda_track_conv_window", lambda **_: None)
+    copied = []
+    monkeypatch.setattr(prefill_graphs, "kda_track_conv_window", lambda **kw: copied.append(kw))
     monkeypatch.setattr(state_pass, "pass_states", lambda *_, **kwargs: kwargs)
     names = ("k", "w", "u", "gk", "initial_state", "initial_state_indices", "cu_seqlens")
     operands = dict.fromkeys((*names, "use_exp2"), 1)
@@ -60,6 +61,7 @@ def capture(backend, monkeypatch):
 
         return prefill_graphs.extend(layer, meta=meta, conv_pool=0, mixed_qkv=0, a=gate)
 
+    run.copied = copied
     return run
 
 
@@ -76,6 +78,11 @@ def test_a_captured_layer_walks_with_its_buckets_tables(backend, capture) -> Non
     found = capture(256)
     assert found["targets"].data_ptr() == backend.kimi_k3_tables[256].rows.data_ptr()
     assert found["firsts"] == 9, "SGLang's own table of where sequences' chunks begin"
+    backend.kimi_k3_tables[256].fill(PLAN, conv_rows=3)
+    copied = capture.copied[0]
+    assert copied["track_dst"][:5].tolist() == [-1, 6, 7, -1, 1]
+    assert copied["track_mode"][:5].tolist() == [0, 2, 2, 0, 2]
+    assert copied["track_conv_start"][:5].tolist() == [0, 61, 125, 0, 191]
     assert prefill_graphs.chunk_states(lambda **_: "stock's") == "stock's", "outside of the layer"
 
 
@@ -100,7 +107,7 @@ def test_a_bucket_captured_with_another_kernel_writes_none(backend, capture) -> 
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [4, 12])
 def test_replays_leave_what_forwards_leave(heads: int) -> None:
-    """One captured bucket, four batches of different shape: outputs, live and written states."""
+    """One captured bucket, batches of every shape: outputs, live and written states."""
     captured = Bucket.capture(tokens=512, heads=heads)
     for lengths in ([500], [130, 64, 70], [1] * 20, [511], [65, 64, 200]):
         captured.compare(lengths)

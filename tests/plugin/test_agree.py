@@ -47,6 +47,32 @@ def test_a_wrong_state_is_found(wrong) -> None:
     assert min(agree.compare(Fake(wrong), None)["agree"].values()) < agree.PROMPTS
 
 
+def test_another_servers_answers_are_judged() -> None:
+    found = agree.compare(Fake(), Fake(lambda prompt: prompt[1:]), seed=1)
+    assert found["agree"]["another server"] == agree.PROMPTS, "they are computed whole"
+    wrong = Fake()
+    wrong.scores = lambda prompt, **_: Fake().scores(prompt[1:], cached=False)
+    assert agree.compare(Fake(), wrong)["agree"]["another server"] < agree.PROMPTS
+
+
+def test_weights_that_cannot_be_heard_tell_nothing() -> None:
+    """SGLang's own: the answer depends on the last token, and another prefix moves it by 1e-4."""
+    quiet = Fake()
+    quiet.scores = lambda prompt, cached: (
+        [1e-4 * score for score in Fake().scores(prompt, cached=False)[0]],
+        64 if cached else 0,
+    )
+    with pytest.raises(AssertionError, match="bench_weights"):
+        agree.compare(quiet, None)
+
+
+def test_a_cache_that_never_hits_is_found() -> None:
+    server = Fake()
+    server.scores = lambda prompt, **_: (Fake().scores(prompt, cached=False)[0], 0)
+    with pytest.raises(AssertionError, match="nothing resumed"):
+        agree.compare(server, None)
+
+
 def test_an_uncached_answer_must_not_be_cached() -> None:
     server = Fake()
     server.scores = lambda *_, **__: ([0.0], 64)

@@ -6,8 +6,11 @@ Stock's lists of hybrids leave the text-only K3 class out; ours must run it too,
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from sgl_kimi_k3 import resolution
 
 TEXT = {
     "model_type": "kimi_linear", "hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 512,
@@ -45,6 +48,12 @@ GRAPHS = (
     (["--disable-cuda-graph"], "disabled", None),
     (["--cuda-graph-backend-prefill", "disabled"], "disabled", None),
     (["--speculative-algorithm", "NGRAM"], "disabled", None),
+    (
+        ["--lora-paths", "x=/nowhere", "--max-lora-rank", "8", "--lora-target-modules", "all"],
+        "disabled",
+        None,
+    ),
+    (["--linear-attn-prefill-backend", "flashkda"], "disabled", None),
     (["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "all"], "disabled", None),
 )
 SCRIPT = """
@@ -112,3 +121,67 @@ def test_prefills_are_captured_where_that_has_been_run(resolved, flags, backend,
         found = resolved[name, tuple(flags)]["prefill_graphs"]
         assert found[0] == backend
         assert tokens is None or found[1] == tokens
+
+
+class Graphed(SimpleNamespace):
+    """Resolved flags of a server whose prefills are captured."""
+
+    def __init__(self, **changed) -> None:
+        graphs = SimpleNamespace(prefill=SimpleNamespace(backend="disabled"))
+        super().__init__(
+            **{
+                "device": "cuda", "dcp_size": 1, "attn_dp_size": 1, "speculative_algorithm": None,
+                "enable_two_batch_overlap": False, "enable_lora": None, "lora_paths": None,
+                "enable_deterministic_inference": False, "enable_memory_saver": False,
+                "linear_attn_backend": "triton", "linear_attn_prefill_backend": None,
+                "moe_a2a_backend": "none", "cuda_graph_config": graphs,
+                "_cuda_graph_config_locked": set(), **changed,
+            }
+        )  # fmt: skip
+
+
+@pytest.fixture
+def view_is_args(monkeypatch):
+    """What was resolved is what was given."""
+    monkeypatch.setattr(resolution, "resolving_view", lambda args: args)
+    monkeypatch.setattr(resolution, "resolved_view", lambda args: args)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"device": "cpu"},
+        {"dcp_size": 2},
+        {"attn_dp_size": 2},
+        {"speculative_algorithm": "NGRAM"},
+        {"enable_two_batch_overlap": True},
+        {"enable_lora": True},
+        {"lora_paths": ["a"]},
+        {"enable_deterministic_inference": True},
+        {"enable_memory_saver": True},
+        {"linear_attn_backend": "flashinfer"},
+        {"linear_attn_prefill_backend": "flashkda"},
+        {"moe_a2a_backend": "deepep"},
+        {"_cuda_graph_config_locked": {("prefill", "backend")}},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("view_is_args")
+def test_what_was_not_run_with_graphs_goes_without(changed) -> None:
+    assert resolution.graphs_prefills(Graphed(), list(ARCHITECTURES)[:1])
+    assert not resolution.graphs_prefills(Graphed(), ["LlamaForCausalLM"])
+    assert not resolution.graphs_prefills(Graphed(**changed), list(ARCHITECTURES)[:1])
+
+
+@pytest.mark.usefixtures("view_is_args")
+def test_the_portable_model_is_not_captured(monkeypatch) -> None:
+    monkeypatch.setenv("KIMI_K3_MODEL", "portable")
+    assert not resolution.graphs_prefills(Graphed(), list(ARCHITECTURES)[:1])
+
+
+def test_graphs_of_a_spread_prefix_are_refused() -> None:
+    resolution.check_prefill_graphs(Graphed(dcp_size=2))
+    asked = Graphed(dcp_size=2)
+    asked.cuda_graph_config.prefill.backend = "breakable"
+    with pytest.raises(ValueError, match=r"--cuda-graph-backend-prefill breakable .*--dcp-size 2"):
+        resolution.check_prefill_graphs(asked)
