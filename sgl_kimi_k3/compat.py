@@ -157,6 +157,36 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
         "capture_hidden_mode",
         "return_kv_loc_plan",
     ),
+    "sglang.srt.model_executor.cuda_graph_config.with_phase": ("config", "phase", "changes"),
+    "sglang.srt.managers.schedule_batch.release_req": (
+        "req",
+        "remaing_req_count",
+        "req_to_token_pool",
+        "token_to_kv_pool_allocator",
+        "tree_cache",
+        "hisparse_coordinator",
+        "offload_kv",
+    ),
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req": ("self", "req"),
+    "sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission": (
+        "self",
+        "req",
+        "total_tokens",
+        "host_hit_length",
+        "swa_host_hit_length",
+        "truncation_align_size",
+        "has_chunked_req",
+    ),
+    "sglang.srt.managers.schedule_policy.PrefillAdder._commit_prefill_admission": (
+        "self",
+        "req",
+        "admission",
+        "mamba_gap_reserve",
+    ),
+}
+
+# The same for what only a server with a GPU imports: the KDA prefill writes states inside a pass.
+PASS_SYMBOLS: dict[str, tuple[str, ...] | None] = {
     "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend.init_forward_metadata": (
         "self",
         "forward_batch",
@@ -185,7 +215,6 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
         "track_dst",
         "num_tokens",
     ),
-    "sglang.srt.model_executor.cuda_graph_config.with_phase": ("config", "phase", "changes"),
     "sglang.kernels.ops.attention.fla.kda.chunk_gated_delta_rule_fwd_h": (
         "k",
         "w",
@@ -203,34 +232,9 @@ SYMBOLS: dict[str, tuple[str, ...] | None] = {
         "track_chunk_idx",
         "chunk_offsets",
     ),
-    "sglang.srt.managers.schedule_batch.release_req": (
-        "req",
-        "remaing_req_count",
-        "req_to_token_pool",
-        "token_to_kv_pool_allocator",
-        "tree_cache",
-        "hisparse_coordinator",
-        "offload_kv",
-    ),
-    "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req": ("self", "req"),
-    "sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission": (
-        "self",
-        "req",
-        "total_tokens",
-        "host_hit_length",
-        "swa_host_hit_length",
-        "truncation_align_size",
-        "has_chunked_req",
-    ),
-    "sglang.srt.managers.schedule_policy.PrefillAdder._commit_prefill_admission": (
-        "self",
-        "req",
-        "admission",
-        "mamba_gap_reserve",
-    ),
 }
 
-# The same for what only a server that drafts imports.
+# And for what only a server that drafts imports.
 DRAFT_SYMBOLS: dict[str, tuple[str, ...] | None] = {
     "sglang.srt.managers.schedule_batch.get_alloc_reserve_per_decode": (),
     "sglang.srt.speculative.eagle_utils.get_alloc_reserve_per_decode": (),

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_memory_pool import UnifiedPoolBundle, _reserve
 from sglang.srt.runtime_context import get_memory, get_parallel
 
 from mempool import Geometry
-from sgl_kimi_k3 import hooks
+from sgl_kimi_k3 import compat, hooks
 from sgl_kimi_k3.arena import Arena
 from sgl_kimi_k3.config import BACKEND
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
@@ -55,6 +55,7 @@ def build_pools(factory: Callable[..., UnifiedPoolBundle], **kwargs: Any) -> Uni
     )
     raw = buffer._raw  # noqa: SLF001  # SGLang offers no accessor
     if raw.is_cuda:
+        compat.check_symbols(compat.PASS_SYMBOLS)
         hooks.apply(hooks.PASS_HOOKS)
     arena = Arena(raw, geometry, forward_stream(on_gpu=raw.is_cuda, **kwargs))
     token_to_kv_pool, rows = bundle.token_to_kv_pool, bundle.req_to_token_pool

@@ -16,7 +16,12 @@ def test_the_installed_sglang_fits() -> None:
 
 
 def test_every_hooked_target_is_in_the_contract() -> None:
-    assert {hook.target for hook in (*hooks.HOOKS, *hooks.PASS_HOOKS)} <= set(compat.SYMBOLS)
+    assert {hook.target for hook in hooks.HOOKS} <= set(compat.SYMBOLS)
+
+
+def test_sglangs_kda_prefill_is_as_we_hook_it() -> None:
+    compat.check_symbols(compat.PASS_SYMBOLS)
+    assert {hook.target for hook in hooks.PASS_HOOKS} <= set(compat.PASS_SYMBOLS)
 
 
 def test_sglangs_kda_verifies_as_we_call_it() -> None:
