@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from tests.bench import agree, weights
+from tests.bench import agree, serve, weights
 
 NOISE = 0.01
 
@@ -87,3 +87,11 @@ def test_layers_are_as_loud_as_what_they_are_added_to() -> None:
     assert weights.spread("model.layers.0.self_attn.dt_bias", (64,)) == (weights.DECAY_BIAS, 0.5)
     assert weights.spread("model.layers.0.self_attn.A_log", (1, 1, 8, 1)) == (0.0, 0.1)
     assert weights.spread("model.embed_tokens.weight", (512, 64)) == (0.0, 1.0)
+
+
+def test_a_benchmark_ends_badly_where_answers_differ_or_nothing_was_told() -> None:
+    good = agree.compare(Fake(), None)
+    assert serve.agreed(good)
+    assert not serve.agreed(agree.compare(Fake(lambda prompt: prompt[1:]), None))
+    assert not serve.agreed({"failed": "nothing resumed (middle): [0]"})
+    assert not serve.agreed(None)
