@@ -92,6 +92,10 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
             **spread,
             **drafts.check(view),
         }
+        if view.device == "cuda" and view.linear_attn_prefill_backend is None:
+            # Unsaid, SGLang takes FlashInfer's for K3 on a Blackwell, which would leave no states
+            # inside a pass.  With one that is asked for, chunks are cut where states are kept.
+            decided["linear_attn_prefill_backend"] = view.linear_attn_backend
         if graphs_prefills(server_args, architectures):
             decided["cuda_graph_config"] = prefill_graphs(server_args)
         # Where the operator asked for them, too.

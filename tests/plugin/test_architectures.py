@@ -75,6 +75,7 @@ for folder, flags in json.loads(sys.argv[1]):
     found.append({"hybrid": uses_ssm_state(model_config_of(args)), **{name: getattr(view, name)
         for name in ("mamba_radix_cache_strategy", "enable_unified_memory", "page_size",
                      "disable_overlap_schedule", "disable_radix_cache", "linear_attn_backend",
+                     "linear_attn_prefill_backend",
                      "kv_cache_dtype", "mamba_ssm_dtype")},
         "prefill_graphs": [view.cuda_graph_config.prefill.backend,
                            view.cuda_graph_config.prefill.max_bs]})
@@ -108,6 +109,7 @@ def test_every_class_is_a_hybrid_with_states_overlapped(resolved, name):
         assert not found["disable_overlap_schedule"]
         assert not found["disable_radix_cache"]
         assert found["linear_attn_backend"] == "triton"
+        assert found["linear_attn_prefill_backend"] == "triton", "it writes states inside a pass"
         asked = dict(zip(flags[::2], flags[1::2], strict=True))
         assert found["page_size"] == int(asked.get("--page-size", 1))
         assert found["kv_cache_dtype"] == asked.get("--kv-cache-dtype", "auto")
@@ -185,3 +187,9 @@ def test_graphs_of_a_spread_prefix_are_refused() -> None:
     asked.cuda_graph_config.prefill.backend = "breakable"
     with pytest.raises(ValueError, match=r"--cuda-graph-backend-prefill breakable .*--dcp-size 2"):
         resolution.check_prefill_graphs(asked)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_another_prefill_kernel_is_the_operators_to_choose(resolved, name) -> None:
+    found = resolved[name, ("--linear-attn-prefill-backend", "flashkda")]
+    assert found["linear_attn_prefill_backend"] == "flashkda"
