@@ -17,11 +17,10 @@ import random
 import statistics
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.bench.load import FIRST_TOKEN, VOCABULARY
+from tests.bench.load import FIRST_TOKEN, post, random_tokens
 
 PROMPTS = 8
 LONGEST = 6000  # tokens
@@ -45,13 +44,7 @@ class Server:
             "sampling_params": {"max_new_tokens": new, "temperature": 0, "ignore_eos": True},
             **fields,
         }
-        request = urllib.request.Request(
-            f"{self.url}/generate",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            return json.load(answer)
+        return json.loads(post(f"{self.url}/generate", body))
 
     def scores(
         self, prompt: list[int], *, cached: bool, dp_rank: int | None = None
@@ -72,8 +65,7 @@ def apart(left: list[float], right: list[float]) -> float:
 def another_prefix(prompt: list[int], end: int, source: random.Random) -> list[int]:
     """The prompt with other tokens just before `end`."""
     start = max(0, end - WRONG)
-    others = [source.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(end - start)]
-    return prompt[:start] + others + prompt[end:]
+    return prompt[:start] + random_tokens(source, end - start) + prompt[end:]
 
 
 def summary(distances: list[float]) -> dict[str, float]:
@@ -103,10 +95,6 @@ def compare(
             prompt with a key of its own was resumed, or one that should be was not.
     """
     source = random.Random(seed)
-
-    def tokens(count: int) -> list[int]:
-        return [source.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(count)]
-
     found: dict[str, list[float]] = {}
     resumed: dict[str, list[int]] = {}
 
@@ -116,7 +104,7 @@ def compare(
         resumed.setdefault(way, []).append(depth)
 
     for _ in range(prompts):
-        prompt = tokens(source.randrange(300, longest))
+        prompt = random_tokens(source, source.randrange(300, longest))
         middle = len(prompt) - source.randrange(10, 60)
         alone, depth = server.scores(prompt, cached=False)
         assert depth == 0, f"a prompt under a key of its own resumed {depth} tokens"
@@ -124,7 +112,7 @@ def compare(
         note("middle", alone, prompt)
         note("end", alone, prompt)
         answer = server.ask(prompt, ANSWER)["output_ids"]
-        longer = prompt + answer + tokens(FOLLOWS)
+        longer = prompt + answer + random_tokens(source, FOLLOWS)
         note("answer", server.scores(longer, cached=False)[0], longer)
         if other is not None:
             theirs, _ = other.scores(prompt, cached=False)

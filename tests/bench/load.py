@@ -21,11 +21,13 @@ import statistics
 import threading
 import time
 import urllib.parse
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator
 
 VOCABULARY = 30_000
@@ -96,6 +98,20 @@ def sessions(path: Path, *, count: int, longest: int) -> list[list[Turn]]:
         known[session] = row["input_length"] + row["output_length"]
     usable = [found for _, found in sorted(turns.items()) if len(found) > 1]
     return usable[:count]
+
+
+def random_tokens(source: random.Random, count: int) -> list[int]:
+    """Token ids of no text."""
+    return [source.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(count)]
+
+
+def post(url: str, body: dict | None = None) -> bytes:
+    """POST JSON, answered whole."""
+    request = urllib.request.Request(
+        url, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        return answer.read()
 
 
 def generate(

@@ -7,7 +7,6 @@ the GPU, and starting one takes longer than measuring it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -15,10 +14,11 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.bench.load import post
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -119,21 +119,11 @@ class Server:
                     os.killpg(self.process.pid, number)
                 time.sleep(1)
 
-    def post(self, path: str, body: dict | None = None, timeout: float = 300) -> bytes:
-        """POST JSON."""
-        request = urllib.request.Request(
-            self.url + path,
-            json.dumps(body or {}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return answer.read()
-
     def flush(self) -> bool:
         """Forget every prefix; False if the server is gone."""
         for _ in range(20):
             try:
-                self.post("/flush_cache")
+                post(f"{self.url}/flush_cache")
             except urllib.error.HTTPError:
                 time.sleep(0.5)  # it refuses while requests run
             except (OSError, urllib.error.URLError):

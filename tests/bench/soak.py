@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench import agree
-from tests.bench.load import FIRST_TOKEN, VOCABULARY, generate, rank_of
+from tests.bench.load import generate, random_tokens, rank_of
 
 PREFIXES = 12
 TROUBLE = re.compile(
@@ -54,10 +54,7 @@ class Soak:
         source = random.Random(self.seed * 1000 + serial)
         rank = rank_of(serial, self.dp)
         shared = random.Random(self.seed)
-        heads = [
-            [shared.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(shared.randrange(50, 6000))]
-            for _ in range(PREFIXES)
-        ]
+        heads = [random_tokens(shared, shared.randrange(50, 6000)) for _ in range(PREFIXES)]
         history: list[int] = []
         while time.monotonic() < self.end:
             if not history or len(history) > self.longest or source.random() < 0.1:
@@ -65,9 +62,7 @@ class Soak:
                 history = head[: source.randrange(1, len(head) + 1)]
             elif source.random() < 0.1:
                 history = history[: source.randrange(1, len(history) + 1)]
-            prompt = history + [
-                source.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(source.randrange(1, 900))
-            ]
+            prompt = history + random_tokens(source, source.randrange(1, 900))
             try:
                 if source.random() < 0.15:
                     self._abandon(prompt, source.random() * 0.6, rank)
