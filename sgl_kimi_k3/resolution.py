@@ -96,8 +96,8 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
             # Unsaid, SGLang takes FlashInfer's for K3 on a Blackwell, which would leave no states
             # inside a pass.  With one that is asked for, chunks are cut where states are kept.
             decided["linear_attn_prefill_backend"] = view.linear_attn_backend
-        if graphs_prefills(server_args, architectures):
-            decided["cuda_graph_config"] = prefill_graphs(server_args)
+        if may_graph_prefills(server_args, architectures):
+            decided["cuda_graph_config"] = with_prefill_graphs(server_args)
         # Where the operator asked for them, too.
         os.environ.setdefault("SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS", str(GRAPHED_SEQUENCES))
         if view.device == "cpu":
@@ -113,7 +113,7 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
     original(server_args)
 
 
-def graphs_prefills(server_args: Any, architectures: Sequence[str]) -> bool:
+def may_graph_prefills(server_args: Any, architectures: Sequence[str]) -> bool:
     """Whether prefills are captured as CUDA graphs although SGLang leaves that off for KDA.
 
     It has the graphs and has tried them with another model.  Not where the operator said what he
@@ -148,7 +148,7 @@ def check_prefill_graphs(view: Any) -> None:
         )
 
 
-def prefill_graphs(server_args: Any) -> Any:
+def with_prefill_graphs(server_args: Any) -> Any:
     """SGLang's graph settings with graphs of prefills, of as many tokens as they pay for."""
     view = resolving_view(server_args)
     chosen: dict[str, Any] = {"backend": Backend.BREAKABLE}

@@ -32,7 +32,7 @@ BASE_FLAGS = (
 STOCK = "--enable-unified-memory --mamba-radix-cache-strategy extra_buffer"
 STOCK_SPLIT = "--mamba-radix-cache-strategy extra_buffer"
 OURS = "--radix-cache-backend kimi_k3"
-# SGLang leaves them off for KDA; here they are on (`resolution.graphs_prefills`).
+# SGLang leaves them off for KDA; here they are on (`resolution.may_graph_prefills`).
 PREFILL_GRAPHS = "--cuda-graph-backend-prefill breakable --cuda-graph-max-bs-prefill 2048"
 # `weights.py` for both; stock runs without this backend's hooks.
 ENTRY = Path(__file__).resolve().parent / "entry"

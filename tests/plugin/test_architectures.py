@@ -170,15 +170,15 @@ def view_is_args(monkeypatch):
 )
 @pytest.mark.usefixtures("view_is_args")
 def test_what_was_not_run_with_graphs_goes_without(changed) -> None:
-    assert resolution.graphs_prefills(Graphed(), list(ARCHITECTURES)[:1])
-    assert not resolution.graphs_prefills(Graphed(), ["LlamaForCausalLM"])
-    assert not resolution.graphs_prefills(Graphed(**changed), list(ARCHITECTURES)[:1])
+    assert resolution.may_graph_prefills(Graphed(), list(ARCHITECTURES)[:1])
+    assert not resolution.may_graph_prefills(Graphed(), ["LlamaForCausalLM"])
+    assert not resolution.may_graph_prefills(Graphed(**changed), list(ARCHITECTURES)[:1])
 
 
 @pytest.mark.usefixtures("view_is_args")
 def test_the_portable_model_is_not_captured(monkeypatch) -> None:
     monkeypatch.setenv("KIMI_K3_MODEL", "portable")
-    assert not resolution.graphs_prefills(Graphed(), list(ARCHITECTURES)[:1])
+    assert not resolution.may_graph_prefills(Graphed(), list(ARCHITECTURES)[:1])
 
 
 def test_graphs_of_a_spread_prefix_are_refused() -> None:
