@@ -224,12 +224,12 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
         last_loc: torch.Tensor,
     ) -> torch.Tensor | None:
         """One token id per sequence, in its last block or a new one."""
-        starting = np.flatnonzero((seq_lens_cpu.numpy() - 1) % self.page_size == 0)
-        blocks = self._take(len(starting))
-        if blocks is None:
-            return None
         out = last_loc.to(torch.int64) + 1
+        starting = np.flatnonzero((seq_lens_cpu.numpy() - 1) % self.page_size == 0)
         if len(starting):
+            blocks = self._take(len(starting))
+            if blocks is None:
+                return None
             out[upload(starting, self.device)] = blocks * self.page_size
         return out
 

@@ -53,6 +53,7 @@ class World(Memory):
         self.running: list[Req] = []
         self.chunked: Req | None = None
         self._serial = 0
+        self._decoding = torch.empty(0, dtype=torch.int64)  # rows of the last decode step
 
     # -- requests --
 
@@ -257,7 +258,10 @@ class World(Memory):
     def _extend_rows(self, reqs: list[Req]) -> int:
         """Take memory for the next token of each; how many tokens that is."""
         batch = self._batch(reqs, [req.kv.kv_committed_len for req in reqs])
-        batch.req_pool_indices_cpu = torch.tensor([req.kv.req_pool_idx for req in reqs])
+        rows = [req.kv.req_pool_idx for req in reqs]
+        if rows != self._decoding.tolist():  # SGLang's batch keeps the tensor while rows stay
+            self._decoding = torch.tensor(rows)
+        batch.req_pool_indices_cpu = self._decoding
         batch.req_pool_indices = batch.req_pool_indices_cpu.to(self.device)
         alloc_for_decode(batch, 1)
         return 1
