@@ -87,8 +87,8 @@ def compare(
 ) -> dict[str, Any]:
     """Distances by how an answer was computed, what was resumed, and how many prompts agree.
 
-    A prompt agrees in one way if it is less than half as far from what was computed whole as
-    another prefix is.
+    A prompt agrees in one way if its answer is nearer to what was computed whole than a quarter of
+    what another prefix does to the middle one of the prompts.
 
     Raises:
         AssertionError: another prefix hardly changes an answer, so that nothing can be told; a
@@ -128,13 +128,15 @@ def compare(
     return {
         "apart": {way: summary(rows) for way, rows in found.items()},
         "resumed": resumed,
-        "agree": {
-            way: sum(near < far / 2 for near, far in zip(rows, wrong, strict=True))
-            for way, rows in found.items()
-            if rows is not wrong
-        },
+        "agree": {way: alike(rows, wrong) for way, rows in found.items() if rows is not wrong},
         "prompts": prompts,
     }
+
+
+def alike(distances: list[float], wrong: list[float]) -> int:
+    """How many are less than a quarter of what another prefix does, in the median: some prompts
+    hardly depend on theirs."""
+    return sum(distance < statistics.median(wrong) / 4 for distance in distances)
 
 
 def heard(wrong: list[float]) -> None:

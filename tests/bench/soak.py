@@ -28,6 +28,7 @@ from tests.bench import agree
 from tests.bench.load import generate, random_tokens, rank_of
 
 PREFIXES = 12
+SAMPLE = 40  # prompts that are asked again afterwards
 TROUBLE = re.compile(
     r"leak|violat|Traceback|Scheduler hit an exception|CUDA error|assert", re.IGNORECASE
 )
@@ -80,8 +81,10 @@ class Soak:
             history = prompt + output
             with self.guard:
                 self.served += 1
-                if source.random() < 0.02 and len(self.kept) < 40:
+                if len(self.kept) < SAMPLE:
                     self.kept.append(prompt)
+                elif source.random() < SAMPLE / self.served:  # all equally likely
+                    self.kept[source.randrange(SAMPLE)] = prompt
 
     def _abandon(self, prompt: list[int], after_s: float, rank: int | None) -> None:
         """Send a request and hang up."""
@@ -112,14 +115,13 @@ def compare(url: str, prompts: list[list[int]], dp: int) -> dict:
         resumed.append(agree.apart(cached, alone))
         other = agree.another_prefix(prompt, len(prompt) - 1, source)
         wrong.append(agree.apart(server.scores(other, cached=False, dp_rank=rank)[0], alone))
-    if wrong:
-        agree.heard(wrong)
+    agree.heard(wrong)
     return {
         "prompts": len(prompts),
         "cached_tokens": cached_tokens,
-        "apart": agree.summary(resumed) if resumed else {},
-        "another_prefix_apart": agree.summary(wrong) if wrong else {},
-        "agree": sum(near < far / 2 for near, far in zip(resumed, wrong, strict=True)),
+        "apart": agree.summary(resumed),
+        "another_prefix_apart": agree.summary(wrong),
+        "agree": agree.alike(resumed, wrong),
     }
 
 
@@ -151,7 +153,7 @@ def main() -> None:
         "served": soak.served,
         "aborted": soak.aborted,
         "errors": soak.errors[:10],
-        "sample": compare(parsed.url, soak.kept, parsed.dp),
+        "sample": compare(parsed.url, soak.kept, parsed.dp) if soak.kept else {},
     }
     if parsed.log:
         text = parsed.log.read_text(errors="replace")
@@ -167,7 +169,8 @@ def main() -> None:
     if parsed.json:
         parsed.json.write_text(json.dumps(figures, indent=1) + "\n")
     sample = figures["sample"]
-    sys.exit(bool(soak.errors or figures.get("trouble") or sample["agree"] < sample["prompts"]))
+    agreed = bool(sample) and sample["agree"] == sample["prompts"]
+    sys.exit(bool(soak.errors or figures.get("trouble") or not agreed))
 
 
 if __name__ == "__main__":

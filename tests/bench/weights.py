@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SMALLEST_BITS = 16  # narrower ones are quantized; they and their scales stay as SGLang draws them
+ROUTER_BIAS = "e_score_correction_bias"
 DECAY_BIAS = -4.0  # softplus of it is 0.018: a state forgets half of a token in some 40
 
 
@@ -31,9 +32,11 @@ def initialize(original: Callable[..., None], model: Any, *args: Any, **kwargs: 
     """AROUND `initialize_dummy_weights`: layers as loud as what they are added to.
 
     A matrix keeps the size of what goes through it, a norm's weights are about 1, and the decay of
-    a recurrent state is that of a trained one.  Each parameter has a seed of its own: SGLang's
-    makes all layers alike.  They are numbers of bfloat16 whatever the server computes in, and the
-    same on every rank, so which rank has which shard cannot be heard.
+    a recurrent state is that of a trained one.  A layer always takes the same experts: of random
+    ones, two are often so close that what kernels round decides, and the answer is another one.
+    Each parameter has a seed of its own: SGLang's makes all layers alike.  They are numbers of
+    bfloat16 whatever the server computes in, and the same on every rank, so which rank has which
+    shard cannot be heard.
     """
     import torch
 
@@ -43,8 +46,11 @@ def initialize(original: Callable[..., None], model: Any, *args: Any, **kwargs: 
             continue
         if "scale" in name:
             continue
-        middle, width = spread(name, tuple(weight.shape))
         generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
+        if name.endswith(ROUTER_BIAS):  # 1 apart, more than two sigmoids can be
+            weight.copy_(torch.randperm(len(weight), generator=generator, device=weight.device))
+            continue
+        middle, width = spread(name, tuple(weight.shape))
         drawn = torch.empty_like(weight, dtype=torch.float32)
         drawn.uniform_(middle - width, middle + width, generator=generator)
         weight.copy_(drawn.to(torch.bfloat16))

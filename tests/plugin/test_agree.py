@@ -4,6 +4,7 @@ import random
 import zlib
 
 import pytest
+import torch
 
 from tests.bench import agree, serve, weights
 
@@ -87,6 +88,18 @@ def test_layers_are_as_loud_as_what_they_are_added_to() -> None:
     assert weights.spread("model.layers.0.self_attn.dt_bias", (64,)) == (weights.DECAY_BIAS, 0.5)
     assert weights.spread("model.layers.0.self_attn.A_log", (1, 1, 8, 1)) == (0.0, 0.1)
     assert weights.spread("model.embed_tokens.weight", (512, 64)) == (0.0, 1.0)
+
+
+def test_rounding_chooses_no_expert() -> None:
+    """Biases of the router lie further apart than any two sigmoids."""
+    model = torch.nn.Module()
+    model.gate = torch.nn.Module()
+    model.gate.e_score_correction_bias = torch.nn.Parameter(torch.zeros(64, dtype=torch.bfloat16))
+    with torch.no_grad():
+        weights.initialize(lambda *_: None, model)
+    biases = model.gate.e_score_correction_bias.float()
+    assert biases.sort().values.diff().min() >= 1
+    assert biases.tolist() != sorted(biases.tolist())
 
 
 def test_a_benchmark_ends_badly_where_answers_differ_or_nothing_was_told() -> None:
