@@ -17,6 +17,7 @@ import gzip
 import http.client
 import json
 import queue
+import random
 import statistics
 import threading
 import time
@@ -27,11 +28,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Iterator
 
 VOCABULARY = 30_000
 FIRST_TOKEN = 10
+SHORT_PROMPT, LONG_ANSWER = 128, 1024  # tokens, where only decoding is measured
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ def generate(
         output = ids if len(ids) > len(output) else output + ids
         result.output_tokens = event["meta_info"]["completion_tokens"]
         result.cached_tokens = event["meta_info"]["cached_tokens"]
+        ended = event["meta_info"].get("finish_reason") or {}
+        assert ended.get("type") != "abort", f"refused or given up: {ended.get('message')}"
     connection.close()
     return output[-result.output_tokens :], result
 
@@ -222,6 +225,26 @@ def run(
     todo: queue.SimpleQueue = queue.SimpleQueue()
     for turns in sessions(trace, count=count, longest=longest):
         todo.put(turns)
+    return {"trace": trace.name, **closed_loop(url, todo, clients, seconds=seconds, dp=dp)}
+
+
+def decode_only(url: str, *, clients: int, seed: int = 1) -> dict:
+    """As many answers at once, of short prompts that share nothing: decode steps of one batch.
+
+    In a closed loop the server with the faster prefills decodes for more clients at once, so each
+    of its steps has more to do; here batches are the same.
+    """
+    source = random.Random(seed)
+    todo: queue.SimpleQueue = queue.SimpleQueue()
+    for _ in range(clients):
+        todo.put([Turn(random_tokens(source, SHORT_PROMPT), LONG_ANSWER)])
+    return closed_loop(url, todo, clients)
+
+
+def closed_loop(
+    url: str, todo: queue.SimpleQueue, clients: int, *, seconds: float = 600, dp: int = 1
+) -> dict:
+    """Play all sessions by so many clients, begun within `seconds`; returns the figures."""
     results: list[Result] = []
     failures: list[str] = []
     start = time.perf_counter()
@@ -239,7 +262,6 @@ def run(
     gaps = [gap for result in results for gap in result.gaps_s] or [0.0]
     ttfts = [result.ttft_s for result in results] or [0.0]
     return {
-        "trace": trace.name,
         "clients": clients,
         "requests": len(results),
         "failures": failures,

@@ -9,6 +9,7 @@ starts of one server differ by more than the two servers do.
 - `agree`: whether answers from the cache are those without, and those of the group's first server;
   the exit status is 1 if ours are not;
 - `shared_prefix` with room for everything;
+- `decode`: as many answers at once and nothing else, for the latency of equal batches;
 - chat loads made from traces, closed loop, at several numbers of clients, in an arena small enough
   that the cache is under pressure, and (`roomy`) without pressure;
 - `short`: many clients with short contexts, for how many run at once.
@@ -57,13 +58,26 @@ FEW = 8  # clients: little is measured in a round
 
 @dataclass(frozen=True)
 class Load:
-    """One closed loop."""
+    """One closed loop; without a trace answers alone."""
 
     name: str
     trace: str
     clients: int
     sessions: int
     longest: int = 32_768
+
+    def play(self, url: str, traces: Path, seconds: float) -> dict:
+        """Its figures on one server."""
+        if not self.trace:
+            return load.decode_only(url, clients=self.clients)
+        return load.run(
+            url,
+            traces / f"{self.trace}.jsonl.gz",
+            clients=self.clients,
+            count=self.sessions,
+            longest=self.longest,
+            seconds=seconds,
+        )
 
 
 LOADS = (
@@ -75,7 +89,11 @@ LOADS = (
     Load("agentic", "agentic-coding", 32, 78, 65_536),
     Load("agentic", "agentic-coding", 64, 78, 65_536),
 )
-ROOMY_LOADS = (Load("roomy", "airline-chat", 8, 24), Load("roomy", "airline-chat", 32, 64))
+ROOMY_LOADS = (
+    *(Load("decode", "", clients, clients) for clients in (1, 8, 32)),
+    Load("roomy", "airline-chat", 8, 24),
+    Load("roomy", "airline-chat", 32, 64),
+)
 SHORT = Load("short", "airline-chat", 192, 192, 2_200)
 
 
@@ -170,14 +188,7 @@ def cell(server: Server, one: Load, traces: Path, seconds: float) -> dict:
     if not server.flush():
         return {**named, "dead": True}
     since = len(server.text())
-    figures = load.run(
-        server.url,
-        traces / f"{one.trace}.jsonl.gz",
-        clients=one.clients,
-        count=one.sessions,
-        longest=one.longest,
-        seconds=seconds,
-    )
+    figures = one.play(server.url, traces, seconds)
     return {**named, **figures, **server.figures(since), "dead": not server.alive()}
 
 
@@ -243,7 +254,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, action="append", required=True)
     parser.add_argument("--traces", type=Path, required=True, help="folder of *.jsonl.gz")
     parser.add_argument("--parts", default="roomy,pressed,short")
-    parser.add_argument("--loads", default="airline,agentic,roomy")
+    parser.add_argument("--loads", default="decode,airline,agentic,roomy")
     parser.add_argument("--clients", default="1,8,32,64")
     parser.add_argument("--gpu", default="0")
     parser.add_argument("--port", type=int, default=31_000)

@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.bench import agree
 from tests.bench.load import generate, random_tokens, rank_of
 
-PREFIXES = 12
+PREFIXES, LONGEST_PREFIX = 12, 6000  # of them and tokens
 SAMPLE = 40  # prompts that are asked again afterwards
 TROUBLE = re.compile(
     r"leak|violat|Traceback|Scheduler hit an exception|CUDA error|assert", re.IGNORECASE
@@ -55,7 +55,8 @@ class Soak:
         source = random.Random(self.seed * 1000 + serial)
         rank = rank_of(serial, self.dp)
         shared = random.Random(self.seed)
-        heads = [random_tokens(shared, shared.randrange(50, 6000)) for _ in range(PREFIXES)]
+        most = min(LONGEST_PREFIX, self.longest)
+        heads = [random_tokens(shared, shared.randrange(50, most)) for _ in range(PREFIXES)]
         history: list[int] = []
         while time.monotonic() < self.end:
             if not history or len(history) > self.longest or source.random() < 0.1:
