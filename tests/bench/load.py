@@ -154,6 +154,10 @@ def generate(
             continue
         now = time.perf_counter()
         event = json.loads(line[6:])
+        assert "error" not in event, f"refused: {event['error']}"
+        meta = event["meta_info"]
+        ended = meta.get("finish_reason") or {}
+        assert ended.get("type") != "abort", f"refused or given up: {ended.get('message')}"
         if result.output_tokens == 0:
             result.ttft_s = now - start
         else:
@@ -161,10 +165,8 @@ def generate(
         last = now
         ids = event["output_ids"]
         output = ids if len(ids) > len(output) else output + ids
-        result.output_tokens = event["meta_info"]["completion_tokens"]
-        result.cached_tokens = event["meta_info"]["cached_tokens"]
-        ended = event["meta_info"].get("finish_reason") or {}
-        assert ended.get("type") != "abort", f"refused or given up: {ended.get('message')}"
+        result.output_tokens = meta["completion_tokens"]
+        result.cached_tokens = meta["cached_tokens"]
     connection.close()
     return output[-result.output_tokens :], result
 

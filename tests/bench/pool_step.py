@@ -11,7 +11,7 @@ import gc
 import json
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from time import thread_time
 from types import SimpleNamespace
 
@@ -74,7 +74,7 @@ class Side:
             spent.append(thread_time() - start)
             batch.seq_lens += 1
             batch.seq_lens_cpu += 1
-        self.step_seconds = min(self.step_seconds, median(spent))
+        self.step_seconds = min(self.step_seconds, mean(spent))
         return batch
 
     def finish(self, batch: SimpleNamespace) -> None:
@@ -109,7 +109,7 @@ def our_tree(side: Side) -> KimiK3Cache:
 
 
 def measure(page: int) -> dict[str, float]:
-    """Microseconds of a median step of the batch and of a finished request, at the best round."""
+    """Microseconds of a mean step of the batch and of a finished request, at the best round."""
     context(page)
     ours = Side(page, lambda **kw: build_pools(init_unified_mamba_pools, **kw), our_tree)
     sides = {"ours": ours}

@@ -265,7 +265,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--flags", default="", help="for every server, as '--page-size 64'")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--cores", type=int, default=0, help="of each server's own; 0: shared")
-    parser.add_argument("--seconds", type=float, default=75.0, help="no cell plays longer")
+    parser.add_argument(
+        "--seconds", type=float, default=75.0, help="chat loads start no request after"
+    )
     return parser.parse_args()
 
 

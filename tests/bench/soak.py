@@ -111,6 +111,7 @@ def compare(url: str, prompts: list[list[int]], dp: int) -> dict:
         rank = rank_of(at, dp)
         generate(url, prompt, 1, dp_rank=rank)  # so that there is something to resume
         cached, depth = server.scores(prompt, cached=True, dp_rank=rank)
+        assert depth > 0, f"nothing resumed of a prompt of {len(prompt)} tokens sent just before"
         alone, _ = server.scores(prompt, cached=False, dp_rank=rank)
         cached_tokens += depth
         resumed.append(agree.apart(cached, alone))

@@ -82,7 +82,7 @@ def test_an_uncached_answer_must_not_be_cached() -> None:
 
 
 def test_layers_are_as_loud_as_what_they_are_added_to() -> None:
-    """A matrix keeps the variance of its input; a state remembers some forty tokens."""
+    """A matrix keeps the variance of its input; a state remembers forty tokens and more."""
     assert weights.spread("model.layers.0.mlp.up_proj.weight", (64, 300)) == (0.0, 0.1)
     assert weights.spread("model.layers.0.input_layernorm.weight", (64,)) == (1.0, 0.2)
     assert weights.spread("model.layers.0.self_attn.dt_bias", (64,)) == (weights.DECAY_BIAS, 0.5)
