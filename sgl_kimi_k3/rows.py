@@ -82,7 +82,7 @@ class RequestRows(UnifiedHybridReqToTokenPool):
                 self._settle()
             self._steps.append(blocks)
             self._step_rows, self._step_lengths = req_pool_indices_cpu, target_seq_lens_cpu
-        elif len(blocks):
+        else:
             self._settle()
             self._extend(req_pool_indices_cpu.numpy(), target_seq_lens_cpu.numpy(), blocks)
 
@@ -106,6 +106,8 @@ class RequestRows(UnifiedHybridReqToTokenPool):
             lengths = -(-lengths // self._block_size)
         held = self._held[rows]
         assert (lengths - held).sum() == len(blocks), f"{len(blocks)} blocks for {lengths - held}"
+        if not len(blocks):
+            return
         grows = lengths > held
         if len(blocks) == np.count_nonzero(grows):  # at most one block each
             self._blocks[rows[grows], held[grows]] = blocks

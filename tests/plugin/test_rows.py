@@ -147,3 +147,12 @@ def test_a_step_that_gives_a_row_two_tokens_is_found() -> None:
     )
     with pytest.raises(AssertionError, match="1 blocks for each of"):
         rows.blocks(1, 0, 1)
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_tokens_without_a_block_are_found(block_size: int) -> None:
+    """SGLang says that a row grew past its blocks, and none was granted."""
+    with pytest.raises(AssertionError, match="0 blocks for"):
+        empty(block_size).alloc_aux_to_lengths(
+            req_pool_indices_cpu=torch.tensor([1]), target_seq_lens_cpu=torch.tensor([1])
+        )
