@@ -127,6 +127,15 @@ def compare(url: str, prompts: list[list[int]], dp: int) -> dict:
     }
 
 
+def sample(url: str, prompts: list[list[int]], dp: int) -> dict:
+    """What `compare` finds, or why nothing could be told; the load's figures are kept then."""
+    try:
+        assert prompts, "no request was served"
+        return compare(url, prompts, dp)
+    except (AssertionError, OSError) as error:
+        return {"failed": repr(error)[:300]}
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -155,7 +164,7 @@ def main() -> None:
         "served": soak.served,
         "aborted": soak.aborted,
         "errors": soak.errors[:10],
-        "sample": compare(parsed.url, soak.kept, parsed.dp) if soak.kept else {},
+        "sample": sample(parsed.url, soak.kept, parsed.dp),
     }
     if parsed.log:
         text = parsed.log.read_text(errors="replace")
@@ -170,8 +179,7 @@ def main() -> None:
     print(json.dumps(figures))
     if parsed.json:
         parsed.json.write_text(json.dumps(figures, indent=1) + "\n")
-    sample = figures["sample"]
-    agreed = bool(sample) and sample["agree"] == sample["prompts"]
+    agreed = figures["sample"].get("agree") == len(soak.kept)
     sys.exit(bool(soak.errors or figures.get("trouble") or not agreed))
 
 
