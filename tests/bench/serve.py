@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 # One arena for all: KV tokens and states whose bytes it is the sum of.
 PRESSED = "--max-total-tokens 200000 --max-mamba-cache-size 100 --max-running-requests 256"
-ROOMY = "--max-total-tokens 1500000 --max-mamba-cache-size 3000 --max-running-requests 256"
+ROOMY = "--max-total-tokens 1500000 --max-mamba-cache-size 2000 --max-running-requests 256"
 FRACTION = "--mem-fraction-static 0.9"
 FEW = 8  # clients: little is measured in a round
 
