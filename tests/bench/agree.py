@@ -47,10 +47,15 @@ class Server:
         return json.loads(post(f"{self.url}/generate", body))
 
     def scores(
-        self, prompt: list[int], *, cached: bool, dp_rank: int | None = None
+        self,
+        prompt: list[int],
+        *,
+        cached: bool,
+        of: list[int] = ASKED,
+        dp_rank: int | None = None,
     ) -> tuple[list[float], int]:
-        """Log probabilities of `ASKED` behind the prompt, and how many tokens were resumed."""
-        fields: dict[str, Any] = {"return_logprob": True, "token_ids_logprob": ASKED}
+        """Log probabilities of some tokens behind the prompt, and how many of it were resumed."""
+        fields: dict[str, Any] = {"return_logprob": True, "token_ids_logprob": of}
         if not cached:
             fields["extra_key"] = f"alone {time.time_ns()}"
         meta = self.ask(prompt, routed_dp_rank=dp_rank, **fields)["meta_info"]
@@ -136,7 +141,34 @@ def compare(
 def alike(distances: list[float], wrong: list[float]) -> int:
     """How many are less than a quarter of what another prefix does, in the median: some prompts
     hardly depend on theirs."""
-    return sum(distance < statistics.median(wrong) / 4 for distance in distances)
+    return sum(distance < most_rounded(statistics.median(wrong)) for distance in distances)
+
+
+def most_rounded(wrong: float) -> float:
+    """How far apart what kernels round may bring two answers, if another prefix does so much."""
+    return wrong / 4
+
+
+def parted(
+    server: Server,
+    prompt: list[int],
+    left: list[int],
+    right: list[int],
+    *,
+    dp_rank: int | None = None,
+) -> float:
+    """How far apart, in nats, the tokens are with which two greedy answers part; 0.0: nowhere.
+
+    Both are scored behind what the answers share, computed whole.  Near 0 one was as good as the
+    other and rounding chose; what a wrong state chooses is far behind the best.
+    """
+    at = next((n for n, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), None)
+    if at is None:
+        return 0.0
+    scores, _ = server.scores(
+        prompt + left[:at], cached=False, of=[left[at], right[at]], dp_rank=dp_rank
+    )
+    return abs(scores[0] - scores[1])
 
 
 def heard(wrong: list[float]) -> None:

@@ -5,8 +5,10 @@ previous prompt, the answer this server gave, and the trace's new tokens.  Token
 the trace's block ids, so sharing between sessions is the trace's.  Only the standard library is
 used, so that it runs wherever the server runs.
 
-Prints one line and, with `--json`, writes the figures: TTFT and inter-token latency (p50, p95),
-output tokens per second, token hit rate (cached prompt tokens / prompt tokens).
+Prints one line and, with `--json`, writes the figures: TTFT, inter-token latency (ITL: gaps between
+events) and time per output token (TPOT: mean gap of a request; p50, p95 of each), output tokens per
+second, token hit rate (cached prompt tokens / prompt tokens).  Where events of many streams arrive
+in bunches, ITL's median says little and TPOT tells.
 """
 
 from __future__ import annotations
@@ -52,6 +54,11 @@ class Result:
     ttft_s: float
     gaps_s: list[float] = field(default_factory=list)
     output_tokens: int = 0
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per output token behind the first; of one token there are none."""
+        return sum(self.gaps_s) / max(self.output_tokens - 1, 1)
 
 
 def rows(path: Path) -> Iterator[dict]:
@@ -210,6 +217,11 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def milliseconds(seconds: list[float]) -> dict[str, float]:
+    """Median and 95th percentile."""
+    return {"p50": 1e3 * statistics.median(seconds), "p95": 1e3 * percentile(seconds, 0.95)}
+
+
 def run(
     url: str,
     trace: Path,
@@ -263,6 +275,7 @@ def closed_loop(
     prompt = sum(result.prompt_tokens for result in results) or 1
     gaps = [gap for result in results for gap in result.gaps_s] or [0.0]
     ttfts = [result.ttft_s for result in results] or [0.0]
+    tpots = [result.tpot_s for result in results if result.output_tokens > 1] or [0.0]
     return {
         "clients": clients,
         "requests": len(results),
@@ -270,11 +283,9 @@ def closed_loop(
         "seconds": round(elapsed, 3),
         "prompt_tokens": prompt,
         "token_hit_rate": sum(result.cached_tokens for result in results) / prompt,
-        "ttft_ms": {
-            "p50": 1e3 * statistics.median(ttfts),
-            "p95": 1e3 * percentile(ttfts, 0.95),
-        },
-        "itl_ms": {"p50": 1e3 * statistics.median(gaps), "p95": 1e3 * percentile(gaps, 0.95)},
+        "ttft_ms": milliseconds(ttfts),
+        "itl_ms": milliseconds(gaps),
+        "tpot_ms": milliseconds(tpots),
         "output_tokens_per_s": sum(result.output_tokens for result in results) / elapsed,
     }
 

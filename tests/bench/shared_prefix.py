@@ -3,8 +3,9 @@
 `python -m tests.bench.shared_prefix --url URL [--dp-rank N] [--json F]`: 4 prompts of 12,000
 shared and 2,000 own tokens one after the other, the first again, two more turns of the second, then
 a burst of 16 prompts with a new shared 12,000 and 1,500 own tokens, twice.  Greedy, 8 output
-tokens, token ids random but fixed.  Whether repeats sampled the same (`outputs_equal`) says
-something only where arithmetic does not depend on how a prompt is cut; elsewhere `agree` tells.
+tokens, token ids random but fixed.  The four prompts and the repeat are compared with what the
+server samples of them computed whole: `outputs_equal`, and where they part, how far apart the two
+tokens are (`outputs_apart`, nats): rounding decides between tokens that are as good as tied.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.bench import load
+from tests.bench import agree, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NEW = 8
 
@@ -26,17 +31,17 @@ def run(url: str, dp_rank: int | None = None) -> dict:
     """Play the scenario; cached tokens of every request, and whether repeats sampled the same.
 
     Under DP attention `dp_rank` names the replica, and so the cache, that gets all requests.
+    Raises AssertionError if a prompt under a key of its own was resumed.
     """
+    server = agree.Server(url)
     generate = functools.partial(load.generate, dp_rank=dp_rank)
     tokens = functools.partial(load.random_tokens, random.Random(1))
 
-    outputs_equal = True
     generate(url, tokens(14_000), NEW)  # compiles
     shared = tokens(12_000)
     prompts = [shared + tokens(2_000) for _ in range(4)]
     first = [generate(url, prompt, NEW) for prompt in prompts]
     again, repeat = generate(url, prompts[0], NEW)
-    outputs_equal &= again == first[0][0]
     turn = prompts[1] + first[1][0] + tokens(150)
     answer, second = generate(url, turn, NEW)
     turn = turn + answer + tokens(150)
@@ -44,21 +49,17 @@ def run(url: str, dp_rank: int | None = None) -> dict:
 
     shared = tokens(12_000)
     burst = [shared + tokens(1_500) for _ in range(16)]
-    bursts = []
-    for _ in range(2):
-        start = time.perf_counter()
-        with concurrent.futures.ThreadPoolExecutor(len(burst)) as pool:
-            results = list(pool.map(lambda prompt: generate(url, prompt, NEW), burst))
-        bursts.append(
-            {
-                "cached": sorted(result.cached_tokens for _, result in results),
-                "seconds": round(time.perf_counter() - start, 3),
-            }
-        )
+    bursts = [at_once(lambda prompt: generate(url, prompt, NEW), burst) for _ in range(2)]
     # Alone and without a prefix: what the cached runs must have sampled.
-    for prompt, (sampled, _) in zip(prompts, first, strict=True):
-        alone, result = generate(url, prompt, NEW, extra_key=f"uncached {time.time_ns()}")
-        outputs_equal &= alone == sampled and result.cached_tokens == 0
+    whole = [
+        generate(url, prompt, NEW, extra_key=f"uncached {time.time_ns()}") for prompt in prompts
+    ]
+    resumed = [result.cached_tokens for _, result in whole]
+    assert not any(resumed), f"prompts under keys of their own resumed {resumed} tokens"
+    pairs = [
+        (prompts[at], whole[at][0], sampled)
+        for at, sampled in ((0, again), *enumerate(sampled for sampled, _ in first))
+    ]
     return {
         "four_prompts": [result.cached_tokens for _, result in first],
         "four_prompts_ttft_ms": [round(1e3 * result.ttft_s, 1) for _, result in first],
@@ -66,7 +67,21 @@ def run(url: str, dp_rank: int | None = None) -> dict:
         "turn_2": second.cached_tokens,
         "turn_3": third.cached_tokens,
         "bursts": bursts,
-        "outputs_equal": outputs_equal,
+        "outputs_equal": all(alone == sampled for _, alone, sampled in pairs),
+        "outputs_apart": max(agree.parted(server, *pair, dp_rank=dp_rank) for pair in pairs),
+    }
+
+
+def at_once(
+    ask: Callable[[list[int]], tuple[list[int], load.Result]], prompts: list[list[int]]
+) -> dict:
+    """Send all prompts at the same time; what each resumed, and how long it took."""
+    start = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+        results = list(pool.map(ask, prompts))
+    return {
+        "cached": sorted(result.cached_tokens for _, result in results),
+        "seconds": round(time.perf_counter() - start, 3),
     }
 
 

@@ -108,3 +108,28 @@ def test_a_benchmark_ends_badly_where_answers_differ_or_nothing_was_told() -> No
     assert not serve.agreed(agree.compare(Fake(lambda prompt: prompt[1:]), None))
     assert not serve.agreed({"failed": "nothing resumed (middle): [0]"})
     assert not serve.agreed(None)
+    for shared, right in (
+        (None, True),  # not asked
+        ({"outputs_apart": 0.0}, True),
+        ({"outputs_apart": 3 * NOISE}, True),
+        ({"outputs_apart": 1.0}, False),
+        ({"failed": "a prompt of its own key resumed 64"}, False),
+    ):
+        asked = {} if shared is None else {"ours": shared}
+        assert serve.right("ours", {"agree": {"ours": good}, "shared_prefix": asked}) is right
+    assert not serve.right("ours", {"agree": {}, "shared_prefix": {}})
+
+
+def test_where_two_answers_part_both_tokens_are_scored() -> None:
+    """Behind what they share, computed whole, so that a wrong state cannot excuse itself."""
+    asked = []
+
+    class Server(Fake):
+        def scores(self, prompt, *, cached, of, dp_rank):
+            asked.append((prompt, cached, dp_rank))
+            return [-float(token) for token in of], 0
+
+    assert agree.parted(Server(), [1, 2], [5, 6, 7], [5, 6, 7]) == 0.0
+    assert not asked
+    assert agree.parted(Server(), [1, 2], [5, 6, 7], [5, 9, 4], dp_rank=1) == 3.0
+    assert asked == [([1, 2, 5], False, 1)]

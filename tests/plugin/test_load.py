@@ -64,3 +64,10 @@ def test_what_was_given_up_is_a_failure(server: HTTPServer, answer: str) -> None
     served = answer == "served"
     assert (figures["requests"], len(figures["failures"])) == ((1, 0) if served else (0, 1))
     assert not served or figures["token_hit_rate"] == 3 / 4
+
+
+def test_time_per_output_token_is_the_mean_gap_of_a_request() -> None:
+    """However its events were bunched; an answer of one token has none."""
+    bunched = load.Result(9, 0, 0.5, gaps_s=[0.0, 0.0, 0.9], output_tokens=4)
+    assert bunched.tpot_s == pytest.approx(0.3)
+    assert load.Result(9, 0, 0.5, output_tokens=1).tpot_s == 0
