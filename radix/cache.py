@@ -81,8 +81,9 @@ class PrefixCache:
     ) -> tuple[Stop, ...]:
         """Sorted depths in (start, prompt_len] at which the prefill should leave a state. Pure.
 
-        Opportunistic depths are planned only if the pool, evicting nothing, has room for all the
-        planned states, the blocks of [start, prompt_len) and the configured reserve.
+        Opportunistic depths are planned only if the pool, evicting nothing but unproven ones, has
+        room for all the planned states, the blocks of [start, prompt_len) and the configured
+        reserve.
         """
         blocks = -(-(prompt_len - start) // self.config.block_size)
         return plan_stops(
@@ -95,9 +96,18 @@ class PrefixCache:
         )
 
     def spare(self, states: int, blocks: int) -> bool:
-        """Whether the pool has room for these and the configured reserve, evicting nothing."""
+        """Whether the pool has room for these and the configured reserve. O(1).
+
+        Unproven opportunistic states that no pin protects count as free: whoever comes next takes
+        their memory before any other.
+        """
         config = self.config
-        return self._pool.fits(states + config.reserve_states, blocks + config.reserve_blocks)
+        return self._spares(states + config.reserve_states, blocks + config.reserve_blocks)
+
+    def _spares(self, states: int, blocks: int) -> bool:
+        return self._pool.fits_after(
+            states, blocks, freed_states=self.held.unproven, freed_blocks=0
+        )
 
     def record(self, match: Match) -> None:
         """Count a request once, when it is first scheduled, and what it missed."""
@@ -138,7 +148,7 @@ class PrefixCache:
 
     def unpin(self, pin: Pin) -> None:
         """Let go. Raises ValueError for a pin that is not open here."""
-        self.pins.check(pin)
+        self.relax(pin)
         self.pins.close(pin)
         dead = self._bury(pin.node)
         if dead:
@@ -199,6 +209,11 @@ class PrefixCache:
         return self.states - self.protected_states
 
     @property
+    def unproven_states(self) -> int:
+        """Opportunistic checkpoints that are as good as free: no use, nobody waits, no pin."""
+        return self.held.unproven
+
+    @property
     def evictable_blocks(self) -> int:
         """Blocks that no pin needs."""
         return self.blocks - self.protected_blocks
@@ -251,6 +266,14 @@ class PrefixCache:
         grant = self._pool.alloc(states, blocks)
         assert grant is not None, ("the pool refused what it said would fit", states, blocks)
         return grant
+
+    def evict_unproven(self, states: int, blocks: int, *, reserve_states: int = 0) -> bool:
+        """Make room for opportunistic states: of others, none but unproven ones are evicted.
+
+        False, with nothing evicted, unless so many states more would fit in the same way.
+        """
+        # All unproven ones would do, and they are the first victims: it ends before any other.
+        return self._spares(states + reserve_states, blocks) and self.evict(states, blocks)
 
     def _bury(self, node: Node) -> list[IdArray]:
         """Take the KV from `node` upwards that serves no checkpoint and no pin; its blocks."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from radix.values import Kind
+
 if TYPE_CHECKING:
     from radix.node import Node
-    from radix.values import Kind, SlotId
+    from radix.values import SlotId
 
 
 class Checkpoint:
@@ -20,6 +22,7 @@ class Checkpoint:
 
     __slots__ = (
         "answer_len",
+        "counted",
         "created",
         "depth",
         "expected",
@@ -55,12 +58,18 @@ class Checkpoint:
         self.twins = 0
         self.lost = False
         self.expected = False  # a request that waits will resume here
+        self.counted = False  # among those that `radix.held` says are as good as free
         self.note: object = None  # the policy's
 
     @property
     def evictable(self) -> bool:
         """Whether the tree has it and no pin protects it."""
         return not self.lost and not self.node.holds
+
+    @property
+    def unproven(self) -> bool:
+        """Left because memory was free, and neither used nor waited for: the first to go."""
+        return self.kind is Kind.OPPORTUNISTIC and not self.hits and not self.expected
 
     @property
     def standing(self) -> str:

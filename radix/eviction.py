@@ -9,8 +9,6 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Protocol
 
-from radix.values import Kind
-
 if TYPE_CHECKING:
     from radix.checkpoint import Checkpoint
 
@@ -70,8 +68,8 @@ class ConsumedLru:
         self._serial += 1
         checkpoint.note = self._serial
         if checkpoint.evictable:
-            proven = checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.hits > 0
-            heapq.heappush(self._heap, (proven, checkpoint.used, self._serial, checkpoint))
+            entry = (not checkpoint.unproven, checkpoint.used, self._serial, checkpoint)
+            heapq.heappush(self._heap, entry)
             if len(self._heap) > self._limit:
                 self._heap = [entry for entry in self._heap if entry[3].note == entry[2]]
                 heapq.heapify(self._heap)

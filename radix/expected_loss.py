@@ -39,7 +39,7 @@ class ExpectedLoss:
     whatever its kind, which takes it as its `ward`: from then on it promises the ward's uses as
     well. So a path is trimmed from its end, and what is left is judged by who may come for it. What
     a waiting request will resume from (`expected`) is as good as used. Unproven opportunistic
-    checkpoints go before all else.
+    checkpoints go before all else, the oldest first: who leaves some pays with those of others.
 
     Facts are noted as they change, scores made when a victim is asked for (`Ranking`): a tick on
     which nothing is evicted costs nothing. What a checkpoint is worth by its neighbours is looked
@@ -186,13 +186,14 @@ class ExpectedLoss:
         assert isinstance(place, int), checkpoint.depth
         if not checkpoint.evictable:
             return self._ranking.judge(place, 0.0, NOTHING, least=0.0, early=False)
+        if checkpoint.unproven:
+            return self._ranking.judge(place, 1.0, NOTHING, least=0.0, early=True)
         node = checkpoint.node
         loss = self._costs.recompute(fallback_len(node), checkpoint.depth)
         freed = self._costs.state_bytes + only_len(node) * self._costs.token_bytes
-        proven = checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.hits or checkpoint.expected
         least = _SURE if checkpoint.expected else 0.0
         ward = self._ward(checkpoint)
-        return self._ranking.judge(place, loss / freed, ward, least=least, early=not proven)
+        return self._ranking.judge(place, loss / freed, ward, least=least, early=False)
 
     def _ward(self, checkpoint: Checkpoint) -> int:
         """The place of the lost end whose line would resume here, unless that is its own line."""

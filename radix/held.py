@@ -31,6 +31,7 @@ class Held:
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
         self.count = 0
+        self.unproven = 0  # of these, how many opportunistic ones are as good as free memory
         self.tick = 0  # logical time: one per consumption
         self.expected: dict[Checkpoint, None] = {}  # what waiting requests will resume from
 
@@ -48,6 +49,7 @@ class Held:
         self.count += 1
         if kind in ENDS:
             self._judge(lines.join(checkpoint))
+        self._recount(checkpoint)
         self.policy.keep(checkpoint, self.tick)
 
     def lose(self, checkpoint: Checkpoint) -> None:
@@ -57,6 +59,7 @@ class Held:
         node.checkpoint = None
         checkpoint.lost = True
         self._unexpect(checkpoint)
+        self._recount(checkpoint)
         self.policy.lose(checkpoint, self.tick)
         known = (*node.lost, checkpoint)
         node.lost = known[-LOST_PER_EDGE:]
@@ -72,7 +75,14 @@ class Held:
     def reconsider(self, checkpoint: Checkpoint | None) -> None:
         """What surrounds it changed, or whether a pin protects it."""
         if checkpoint is not None:
+            self._recount(checkpoint)
             self.policy.reconsider(checkpoint, self.tick)
+
+    def _recount(self, checkpoint: Checkpoint) -> None:
+        """Whether it is unproven and no pin protects it: the policy's first victims are such."""
+        counts = checkpoint.unproven and checkpoint.evictable
+        self.unproven += counts - checkpoint.counted
+        checkpoint.counted = counts
 
     def consume(self, checkpoint: Checkpoint | None) -> None:
         """A request resumed from it (None: from the start), and time goes on."""
@@ -90,6 +100,7 @@ class Held:
     def _use(self, checkpoint: Checkpoint) -> None:
         checkpoint.gap, checkpoint.line = self.tick - checkpoint.used, checkpoint.kind
         self.policy.consume(checkpoint, self.tick)
+        self._recount(checkpoint)
 
     def expect(self, matches: Sequence[Match], ends: Sequence[Checkpoint]) -> None:
         """Requests wait for what these resume from, or soon for `ends`, and for nothing else."""
@@ -99,7 +110,7 @@ class Held:
         for checkpoint in (*before, *now):
             if checkpoint.expected != (checkpoint in now):
                 checkpoint.expected = not checkpoint.expected
-                self.policy.reconsider(checkpoint, self.tick)
+                self.reconsider(checkpoint)
 
     def _unexpect(self, checkpoint: Checkpoint) -> None:
         if checkpoint.expected:
@@ -113,4 +124,5 @@ class Held:
                 self.policy.forget(checkpoint)
         if node.checkpoint is not None:
             self.count -= 1
+            self.unproven -= node.checkpoint.counted
             self._unexpect(node.checkpoint)

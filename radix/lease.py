@@ -81,13 +81,14 @@ class Lease:
     def take(self, stop: Stop) -> SlotId | None:
         """A state to write at `stop`; None: no room, so that checkpoint is skipped.
 
-        An opportunistic one never evicts.
+        An opportunistic one evicts nothing but unproven ones.
         """
         self._open()
         self.stops = tuple(other for other in self.stops if other.depth > stop.depth)
         tails = int(stop.depth % self.cache.config.block_size > 0)
-        free_only = stop.kind is Kind.OPPORTUNISTIC and not self.pool.fits(1, tails)
-        grant = None if free_only else self.cache.acquire(1, tails)
+        firm = stop.kind is not Kind.OPPORTUNISTIC
+        worth_it = firm or self.cache.evict_unproven(1, tails)
+        grant = self.cache.acquire(1, tails) if worth_it else None
         if grant is None:
             self.cache.counters.skipped[stop.kind] += 1
             self.refused.append(stop.depth)

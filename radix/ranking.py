@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NOTHING = 0  # the place of no checkpoint: promises nothing, is never a victim
 _NOBODY = -1  # the row there, and at unused places
 _NEVER = np.iinfo(np.int64).max
+_EARLY = -(2.0**40)  # below every score, also with ticks added
 _FEW = 64  # places up to which they are scored one by one
 _MORE = 8  # times as many victims as before are selected when those in front are used up
 _ENDS = np.array(BOUNDS[1:])
@@ -35,8 +36,8 @@ class Ranking:
     score = worth x max(promise + promise of its ward, least)
 
     where a promise is that of a row at an age. A ward is another place, mostly one that was
-    withdrawn. Worth 0 means: no victim. Those who are `early` come before all others. Of equals
-    the one that was classified first goes.
+    withdrawn. Worth 0 means: no victim. Those who are `early` come before all others, the
+    least recently used or made first. Of equals the one that was classified first goes.
     """
 
     def __init__(self, survival: Survival) -> None:
@@ -214,7 +215,7 @@ class Ranking:
         np.maximum(scores, self._least[:count], out=scores)
         scores *= worth
         if early.any():
-            np.divide(-1.0, scores, out=scores, where=early > 0)
+            np.add(self._used[:count], _EARLY, out=scores, where=early > 0)
         scores[worth == 0] = np.inf
         self._score[:count] = scores
 
@@ -224,7 +225,7 @@ class Ranking:
             self._age(np.array([place]), now)
         worth, ward, least, early = self._judged[place]
         score = worth * max(self._promise.item(place) + self._promise.item(ward), least)
-        score = np.inf if not worth else -1.0 / score if early else score
+        score = np.inf if not worth else self._used.item(place) + _EARLY if early else score
         self._score[place] = score
         return score, self._order.item(place)
 

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
     from radix.cache import PrefixCache
 
+_COUNTED = (
+    "states",
+    "blocks",
+    "protected_states",
+    "protected_blocks",
+    "unproven_states",
+    "ghost_tokens",
+)  # sizes that the cache keeps and `violations` counts again
+
 
 class Loss(Enum):
     """Why a prompt's tokens had to be computed although more of it was known, or could be."""
@@ -179,6 +188,7 @@ def violations(cache: PrefixCache) -> list[str]:
             if node.checkpoint is not None:
                 slots[node.checkpoint.slot] += 1
                 totals["protected_states"] += bool(node.holds)
+                totals["unproven_states"] += node.checkpoint.unproven and not node.holds
             if node.blocks is None:
                 totals["ghost_tokens"] += len(node.tokens)
             else:
@@ -187,7 +197,7 @@ def violations(cache: PrefixCache) -> list[str]:
     found += [f"R5 slot {slot} held {n} times" for slot, n in slots.items() if n > 1]
     found += [f"R5 block {block} held {n} times" for block, n in blocks.items() if n > 1]
     totals["states"], totals["blocks"] = slots.total(), blocks.total()
-    for name in ("states", "blocks", "protected_states", "protected_blocks", "ghost_tokens"):
+    for name in _COUNTED:
         if getattr(cache, name) != totals[name]:
             found.append(f"R6 {name} says {getattr(cache, name)}, recount {totals[name]}")
     if cache.ghost_tokens > cache.config.ghost_tokens:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from radix.values import CacheConfig, Match
 
 _GROWTH = 16  # opportunistic gaps double after this many, so a gap is at most 1/8 of its depth
-_DENSE_SHARE = 4  # dense states take at most one part in so many of the free memory,
+_DENSE_SHARE = 4  # dense states take at most one part in so many of what is free,
 _DENSE_MOST = 256  # and no more than this, which bounds what a prompt costs the tree
 
 
@@ -71,9 +71,10 @@ def plan_stops(
     stronger names the kind: prompt end, junction, boundary, interval, opportunistic. A junction
     needs a second way on: a prompt that just goes on where a known one ended shares nothing that
     its own end will not cover; one that is known to its end may come a third time. `spare(n)`
-    says whether memory for n states is free; if not, every other opportunistic one is given up
-    until it is.  Where they cost no cut (`config.dense`), they first stand on every `dense` tokens,
-    so that the second prompt with any shared prefix resumes within that distance of its end.
+    says whether memory for n states is as good as free; if not, every other opportunistic one is
+    given up until it is.  Where they cost no cut (`config.dense`), they first stand on every
+    `dense` tokens, so that the second prompt with any shared prefix resumes within that distance
+    of its end.
     """
     end = prompt_len
     if end <= start:

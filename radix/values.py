@@ -61,7 +61,7 @@ class CacheConfig:
     `grid` is the unit of INTERVAL, JUNCTION and OPPORTUNISTIC depths (the state kernel's chunk).
     `interval` and `opportunistic` of 0 switch those checkpoints off. `ghost_tokens` bounds the
     tokens remembered without bytes. Opportunistic checkpoints are planned only while the pool
-    could still serve `reserve_states` and `reserve_blocks` more without an eviction.
+    could still serve `reserve_states` and `reserve_blocks` more and evict none but unproven ones.
     `dense` is for kernels that write states inside a pass: extra ones cost memory but no cut, so
     they stand every `dense` tokens where that is little beside what is free; 0: each costs a cut.
     """

@@ -255,9 +255,9 @@ class Captures:
         req.__dict__.setdefault("kimi_k3_refused", []).append(depth)
 
     def _take_spare(self, wanted: list[tuple[int, Kind]]) -> list[Capture]:
-        """All or nothing, evicting nothing, while some states stay free."""
+        """All or nothing, evicting unproven ones only, while some stay that are as good as free."""
         count, tails = len(wanted), sum(self._tails(depth) for depth, _ in wanted)
-        if not self._arena.fits(count + OPTIONAL_RESERVE_STATES, tails):
+        if not self._cache.evict_unproven(count, tails, reserve_states=OPTIONAL_RESERVE_STATES):
             return []
         grant = self._arena.alloc(count, tails, overwritten=True)
         assert grant is not None, ("the pool refused what it said would fit", count, tails)
@@ -338,5 +338,5 @@ class Captures:
             self._arena.free(np.array(slots, dtype=np.int64), np.array(tails, dtype=np.int64))
 
 
-# Free states that must remain before opportunistic ones are taken.
+# States, free or unproven, that must remain when opportunistic ones are taken.
 OPTIONAL_RESERVE_STATES = 8

@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     for name, default, text in (
         ("interval", "32768", "tokens between states on the grid, of `ours`; 0: none"),
         ("opportunistic", "4096", "tokens between states while memory is free, of `ours`; 0: none"),
+        ("dense", "0", "tokens between states that cost no cut, of `ours`; 0: each costs one"),
         ("block-size", "1", "tokens per KV block, of `ours`"),
     ):
         flags.add_argument(f"--{name}", default=default, metavar="N,...", help=text)
@@ -99,6 +100,7 @@ def _plan(options: argparse.Namespace) -> cells.Plan:
         policies=policies,
         intervals=_numbers("--interval", options.interval),
         opportunistic=_one("--opportunistic", options.opportunistic),
+        dense=_one("--dense", options.dense),
         block_size=_one("--block-size", options.block_size),
         coarse=options.coarse,
         rates=Rates(options.prefill_rate, options.decode_rate),

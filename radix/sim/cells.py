@@ -47,6 +47,7 @@ class Plan:
     policies: tuple[str, ...]
     intervals: tuple[int, ...] = (32_768,)
     opportunistic: int = 4096
+    dense: int = 0
     block_size: int = 1
     rates: Rates = field(default_factory=Rates)
     coarse: bool = False
@@ -80,6 +81,7 @@ class Cell:
             block_size=plan.block_size,
             interval=self.interval,
             opportunistic=plan.opportunistic,
+            dense=plan.dense,
         )
         if unit == 1:
             return exact
@@ -91,6 +93,7 @@ class Cell:
             interval=self.interval // unit,
             grid=max(1, exact.grid // unit),
             opportunistic=plan.opportunistic // unit,
+            dense=plan.dense and max(1, plan.dense // unit),
             ghost_tokens=exact.ghost_tokens // unit,
         )
 

@@ -79,3 +79,25 @@ def test_opportunistic_states_go_before_superseded_ends():
     for left in ([8, 12], [12]):
         evict_states(world, 1)
         assert world.held_depths() == left
+
+
+def test_room_for_opportunistic_states_is_made_of_unproven_ones_only():
+    """The oldest goes first; one that was used, is waited for or pinned stays, as do all ends."""
+    world = World(block_size=1, opportunistic=4)
+    for first in range(0, 500, 100):
+        world.serve(range(first, first + 6), first)
+    assert world.serve([*range(4), 7], 0) == 4
+    world.cache.expect([world.match([*range(100, 104), 7], 100)])
+    pin = world.cache.pin(world.match([*range(200, 204), 7], 200))
+    assert world.cache.unproven_states == 2
+    free = world.port.pool.fundable_states()
+    assert not world.cache.evict_unproven(free + 3, 0)
+    assert not world.cache.evict_unproven(free + 1, 0, reserve_states=2)
+    assert world.cache.states == 11
+    for count, left in ((1, [4, 6]), (2, [6])):
+        assert world.cache.evict_unproven(free + count, 0)
+        assert world.cache.states == 11 - count
+        assert (world.held_depths(300), world.held_depths(400)) == ([6], left)
+    world.cache.unpin(pin)
+    assert world.cache.unproven_states == 1
+    world.check()

@@ -34,14 +34,15 @@ class Plain:
         self.ranking.judge(place, worth, ward, least=least, early=early)
 
     def score(self, place: int, now: int) -> float:
-        _, _, worth, ward, least, early = self.known[place]
+        _, used, worth, ward, least, early = self.known[place]
+        if early:
+            return used - 2**40
         promise = sum(
             self.survival.promise(self.known[one][0], bucket_of(now - self.known[one][1]))
             for one in (place, ward)
             if one != NOTHING
         )
-        score = worth * max(promise, least)
-        return -1 / score if early else score
+        return worth * max(promise, least)
 
     def least(self, now: int) -> int | None:
         able = [place for place, known in self.known.items() if known[2] > 0]

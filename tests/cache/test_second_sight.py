@@ -132,3 +132,14 @@ def test_dense_states_take_a_quarter_of_what_is_free():
     world = World(block_size=1, grid=4, opportunistic=64, dense=4, states=70, blocks=200)
     world.serve(list(range(127)))
     assert world.cache.report().taken[Kind.OPPORTUNISTIC] == 23  # 4, 8, ..., 60; 64, 72, ..., 120
+
+
+def test_states_that_nobody_used_are_as_good_as_free_memory():
+    """Memory is full of earlier prompts' states: a new shared prefix is covered all the same."""
+    world = World(block_size=1, grid=4, opportunistic=64, dense=4, states=200, blocks=600)
+    for first in range(10_000, 18_000, 1000):
+        world.serve(range(first, first + 60))
+    assert world.cache.unproven_states == 8 * 14
+    assert [world.serve(prompt) for prompt in prompts(103, 30, 3)] == [0, 100, 100]
+    assert world.cache.report().evicted[Kind.PROMPT_END] == 0
+    world.check()

@@ -67,6 +67,21 @@ def test_shared_prefix_of_raw_tokens(opportunistic: int, expected: list[int]) ->
     assert hits == expected
 
 
+@pytest.mark.parametrize("kernel_chunk", [0, 4])
+def test_a_new_prefix_takes_the_memory_of_states_that_nobody_used(kernel_chunk: int) -> None:
+    """Memory is full of other prompts' optional states; the second sight resumes all the same."""
+    world = World(
+        tokens=1000, states=60, chunk=200, grid=4, opportunistic=4, kernel_chunk=kernel_chunk
+    )
+    for seed in range(100, 115):
+        world.serve(prompt(seed, 40))
+    shared = prompt(1, 41)
+    found = [world.serve(shared + prompt(10 + user, 9)) for user in range(3)]
+    assert [req.num_matched_prefix_tokens for req in found] == [0, 40, 40]
+    evicted = world.tree.cache.report().evicted
+    assert [kind for kind in Kind if evicted[kind]] == [Kind.OPPORTUNISTIC]
+
+
 def test_a_burst_with_one_new_prefix_computes_it_once() -> None:
     world = World(tokens=2000, states=60, rows=8, chunk=200, opportunistic=8)
     shared = prompt(1, 64)

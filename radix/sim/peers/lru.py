@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def plain(setup: Setup, policy: EvictionPolicy, kinds: frozenset[Kind]) -> Ours:
     """The product's tree with another order of victims, that leaves states of these kinds only."""
-    bare = replace(setup, block_size=1, grid=1, interval=0, opportunistic=0, ghost_tokens=0)
+    bare = replace(
+        setup, block_size=1, grid=1, interval=0, opportunistic=0, dense=0, ghost_tokens=0
+    )
     return Ours(bare, policy, kinds=kinds)
 
 

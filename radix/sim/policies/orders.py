@@ -55,7 +55,7 @@ class _Order(ABC):
 
     def _entry(self, checkpoint: Checkpoint) -> tuple[bool, float, int, Checkpoint]:
         self._serial += 1
-        proven = checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.hits > 0
+        proven = not checkpoint.unproven
         return proven, self._value(checkpoint), self._serial, checkpoint
 
     def keep(self, checkpoint: Checkpoint, now: int) -> None:

@@ -46,6 +46,7 @@ class Ours:
                 grid=setup.grid,
                 interval=setup.interval,
                 opportunistic=setup.opportunistic,
+                dense=setup.dense,
                 ghost_tokens=setup.ghost_tokens,
                 reserve_states=RESERVED_STATES,
                 reserve_blocks=geometry.max_blocks // RESERVED_SHARE,
