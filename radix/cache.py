@@ -95,14 +95,15 @@ class PrefixCache:
             spare=lambda states: self.spare(states, blocks),
         )
 
-    def spare(self, states: int, blocks: int) -> bool:
+    def spare(self, states: int, blocks: int, *, unproven: bool = True) -> bool:
         """Whether the pool has room for these and the configured reserve. O(1).
 
-        Unproven opportunistic states that no pin protects count as free: whoever comes next takes
-        their memory before any other.
+        Unproven opportunistic states that no pin protects count as free, unless told otherwise:
+        whoever comes next takes their memory before any other.
         """
-        config = self.config
-        return self._spares(states + config.reserve_states, blocks + config.reserve_blocks)
+        states += self.config.reserve_states
+        blocks += self.config.reserve_blocks
+        return self._spares(states, blocks) if unproven else self._pool.fits(states, blocks)
 
     def _spares(self, states: int, blocks: int) -> bool:
         return self._pool.fits_after(

@@ -65,8 +65,15 @@ class Node:
 
     def spell(self, tokens: TokenArray) -> None:
         """Give the edge these tokens, copied; `raw` is their bytes."""
-        self.raw = tokens.tobytes()
-        self.tokens: TokenArray = np.frombuffer(self.raw, dtype=np.int64)
+        self._read(tokens.tobytes())
+
+    def prepend(self, upper: Node) -> None:
+        """Begin the edge where `upper` begins: its tokens come first. One copy of both."""
+        self._read(upper.raw + self.raw)
+
+    def _read(self, raw: bytes) -> None:
+        self.raw = raw
+        self.tokens: TokenArray = np.frombuffer(raw, dtype=np.int64)
 
     @property
     def start(self) -> int:

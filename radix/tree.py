@@ -186,7 +186,7 @@ class Tree:
         parent.resident_children += point.resident_children
         parent.refs += point.refs - (point.refs > 0)
         for child in point.children.values():
-            child.spell(np.concatenate((point.tokens, child.tokens)))
+            child.prepend(point)
             child.parent = parent
             self._link(child)
             self.ghost_tokens += 0 if child.resident else len(point.tokens)
@@ -263,7 +263,7 @@ class Tree:
         child = next(iter(node.children.values()))
         if len(node.children) > 1 or child.resident != node.resident or child.ragged:
             return node
-        child.spell(np.concatenate((node.tokens, child.tokens)))
+        child.prepend(node)
         if node.blocks is not None and child.blocks is not None:
             child.blocks = np.concatenate((node.blocks, child.blocks))
         child.lost = node.lost + child.lost

@@ -9,11 +9,14 @@ import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from radix import Kind
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from mempool import Grant, IdArray
     from sgl_kimi_k3.arena import Arena
+    from sgl_kimi_k3.capture import Capture
 
 BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
@@ -42,12 +45,15 @@ class AgingPool:
     """The arena as the tree sees it (`radix.PoolPort`); knows when each state was last useful.
 
     The tree frees a state through its pool only when it evicts it, so that is where eviction ages
-    are taken.
+    are taken.  Extra states that nobody used have none: they come and go in spare memory, and their
+    ages would say that it is short.
     """
 
     def __init__(self, arena: Arena, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._used = [0.0] * len(arena.pool.states.indices)  # seconds, by state id
+        slots = len(arena.pool.states.indices)
+        self._used = [0.0] * slots  # seconds, by state id
+        self._extra = [False] * slots  # left in spare memory, and not used yet
         self._free, self._alloc = arena.free, arena.alloc
         self.fits, self.fits_after = arena.fits, arena.fits_after
         self.hit, self.eviction = Ages(), Ages()
@@ -61,14 +67,16 @@ class AgingPool:
         if states.size:
             now = self._clock()
             for slot in states.tolist():
-                self.eviction.observe(now - self._used[slot])
+                if not self._extra[slot]:
+                    self.eviction.observe(now - self._used[slot])
         self._free(states, blocks)
 
-    def kept(self, slots: Iterable[int]) -> None:
+    def kept(self, captures: Iterable[Capture]) -> None:
         """The tree took these states."""
         now = self._clock()
-        for slot in slots:
-            self._used[slot] = now
+        for capture in captures:
+            self._used[capture.slot] = now
+            self._extra[capture.slot] = capture.kind is Kind.OPPORTUNISTIC
 
     def resumed(self, slot: int, *, counted: bool) -> None:
         """A request resumed from this state."""
@@ -76,3 +84,4 @@ class AgingPool:
         if counted:
             self.hit.observe(now - self._used[slot])
         self._used[slot] = now
+        self._extra[slot] = False

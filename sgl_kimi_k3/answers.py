@@ -35,8 +35,7 @@ class Answers:
     Args:
         captures: takes and holds them.
         handover: publishes them.
-        every: tokens between optional ones, which take free memory and that of older ones that
-            nobody used; 0 = off.
+        every: tokens between optional ones, which take free memory only; 0 = off.
         interval: tokens between those that may evict others, as in a prompt; 0 = off.
     """
 

@@ -194,11 +194,13 @@ class Captures:
     def on_way(self, req: Req, depth: int, kind: Kind) -> Capture | None:
         """Where the live state goes if the coming decode step leaves it at `depth`.
 
-        An optional one takes nothing that the next prompts will need.
+        An optional one takes nothing that the next prompts will need, and nothing from their states
+        that nobody used yet: those serve more, and evicting costs a decode step.
         """
         if req.skip_radix_cache_insert:
             return None
-        if kind is Kind.OPPORTUNISTIC and not self._cache.spare(1, self._tails(depth)):
+        tails = self._tails(depth)
+        if kind is Kind.OPPORTUNISTIC and not self._cache.spare(1, tails, unproven=False):
             self._refuse(req, depth, kind)
             return None
         return next(iter(self._take(req, [(depth, kind)])), None)

@@ -29,8 +29,9 @@ class Options:
     Attributes:
         interval: distance between checkpoints that are kept on the grid; 0 switches them off.
         grid: depths of interval, junction and opportunistic checkpoints are multiples of this.
-        opportunistic: distance between extra checkpoints taken while memory is free, where each
-            costs a cut; on CUDA they stand on the grid; 0 = off.
+        opportunistic: distance between extra checkpoints taken while memory is free or held by
+            older ones that nobody used, where each costs a cut; on CUDA they stand on the grid;
+            0 = off.
         ghost_tokens: bound on tokens remembered without bytes, the evidence for a second sight.
         overtake: under overload, admissions that may pass a request which resumes little, before
             its room is taken from others that will come back soon; 0 = strictly in order.

@@ -63,7 +63,7 @@ class Observer:
 
     def committed(self, offers: Iterable[Capture], refused: Sequence[int]) -> None:
         """The tree was offered these states, and took all but the refused slots."""
-        self.pool.kept(offer.slot for offer in offers if offer.slot not in refused)
+        self.pool.kept(offer for offer in offers if offer.slot not in refused)
         self._changed = True
 
     def released(self, req: Req) -> None:

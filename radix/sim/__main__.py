@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for name, default, text in (
         ("interval", "32768", "tokens between states on the grid, of `ours`; 0: none"),
-        ("opportunistic", "4096", "tokens between states while memory is free, of `ours`; 0: none"),
+        ("opportunistic", "4096", "tokens between states in spare memory, of `ours`; 0: none"),
         ("dense", "0", "tokens between states that cost no cut, of `ours`; 0: each costs one"),
         ("block-size", "1", "tokens per KV block, of `ours`"),
     ):

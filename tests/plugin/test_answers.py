@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -85,16 +86,27 @@ def test_a_step_that_never_ran_is_an_error() -> None:
         scheduler.prepare_for_decode(lambda _: None, batch)
 
 
-def test_they_take_free_memory_only() -> None:
-    """Nor from the reserve of new work; what that costs a later prompt is told apart."""
+@pytest.mark.parametrize("others", [0, 6])
+def test_they_take_free_memory_only(others: int) -> None:
+    """Not that of prompts' states that nobody used, nor the reserve of new work.
+
+    What that costs a later prompt is told apart.
+    """
     world = answering()
+    cache, config = world.tree.cache, world.tree.cache.config
+    cache.config = replace(config, opportunistic=4)
+    for seed in range(10, 10 + others):
+        world.serve(prompt(seed, 40))
+    cache.config = config
     first = world.request(prompt(1, 20), new=30)
     world.step()
     rest = world.arena.alloc(0, world.arena.pool.fundable_blocks() - 60)
+    unproven = depths(world, Kind.OPPORTUNISTIC)
+    assert cache.spare(1, 1) == bool(others)
     world.reserved = len(rest.blocks)
     evictable = world.tree.mamba_evictable_size()
     world.run(first)
-    assert depths(world, Kind.OPPORTUNISTIC) == []
+    assert depths(world, Kind.OPPORTUNISTIC) == unproven
     assert world.tree.mamba_evictable_size() == evictable + 1  # the turn's end
     world.arena.free(rest.states, rest.blocks)
     world.reserved = 0

@@ -15,6 +15,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from radix import Kind, Loss
 from sgl_kimi_k3.ages import AgingPool
+from sgl_kimi_k3.capture import Capture
 from sgl_kimi_k3.config import Options
 from sgl_kimi_k3.live import live_report
 from sgl_kimi_k3.metrics import GAUGES, METRIC_NAMES, Metrics, levels, totals
@@ -307,8 +308,8 @@ def test_publishing_waits_for_its_time_but_not_when_idle() -> None:
     assert PUBLISH_EVERY_S < 1  # what a scraper sees is hardly older than what it could
 
 
-def test_ages_are_seconds_since_last_use() -> None:
-    now = 100.0
+def aging(clock, *captures: Capture) -> AgingPool:
+    """A pool to which the tree has taken these."""
     arena = SimpleNamespace(
         pool=SimpleNamespace(states=SimpleNamespace(indices=[0] * 4)),
         free=lambda *_: None,
@@ -316,8 +317,15 @@ def test_ages_are_seconds_since_last_use() -> None:
         fits=None,
         fits_after=None,
     )
-    pool = AgingPool(arena, clock=lambda: now)
-    pool.kept([1, 2])
+    pool = AgingPool(arena, clock=clock)
+    pool.kept(captures)
+    return pool
+
+
+def test_ages_are_seconds_since_last_use() -> None:
+    now = 100.0
+    ends = [Capture(64, slot, Kind.PROMPT_END, None) for slot in (1, 2)]
+    pool = aging(lambda: now, *ends)
     now = 104.0
     pool.resumed(1, counted=True)
     now = 150.0
@@ -327,6 +335,22 @@ def test_ages_are_seconds_since_last_use() -> None:
     # 4 s at the hit; 270 s and 320 s at the evictions, with bounds at 1, 5, 15, 60, 300, 900
     assert (pool.hit.counts[1], pool.hit.total_s) == (1, 4.0)
     assert (pool.eviction.counts[4:6], pool.eviction.total_s) == ([1, 1], 590.0)
+
+
+def test_extras_that_nobody_used_do_not_say_that_memory_is_short() -> None:
+    """They go as fast as new prompts come, however much memory there is."""
+    now = 100.0
+    extras = [Capture(64, slot, Kind.OPPORTUNISTIC, None) for slot in (1, 2, 3)]
+    pool = aging(lambda: now, *extras)
+    now = 102.0
+    pool.resumed(2, counted=True)
+    now = 110.0
+    pool.free(np.array([1, 2]), np.array([], dtype=np.int64))
+    assert pool.hit.total_s == 2.0
+    assert (sum(pool.eviction.counts), pool.eviction.total_s) == (1, 8.0)
+    pool.kept([Capture(64, 1, Kind.TURN_END, None)])  # the id is another state's
+    pool.free(np.array([1]), np.array([], dtype=np.int64))
+    assert sum(pool.eviction.counts) == 2
 
 
 def test_ages_of_a_served_load() -> None:
