@@ -13,6 +13,7 @@ import numpy as np
 from radix import report as reporting
 from radix.expected_loss import ExpectedLoss
 from radix.ghosts import Ghosts
+from radix.growth import Growth
 from radix.held import Held
 from radix.matching import find, resumed
 from radix.node import Node, nodes_below
@@ -61,6 +62,7 @@ class PrefixCache:
         self._pool = pool
         self._tree = Tree(config.block_size)
         self._ghosts = Ghosts(self._tree, config.ghost_tokens, self.held.policy.forget)
+        self._growth = Growth(self._tree, self.held, self.counters)
 
     # -- looking up -------------------------------------------------------------------------
 
@@ -342,7 +344,7 @@ class PrefixCache:
         kept = max([pin.depth, *held, *(offer.depth for offer in taken)])
         first, last = pin.depth // size, kept // size
         spare = [offer.tail for offer in already if offer.tail is not None]
-        end, unused = self._grow(pin, key, block_ids, taken, kept)
+        end, unused = self._growth.grow(root, pin, key, block_ids, taken, kept)
         self._ghosts.remember(end, key, max(walk.matched_len, kept), self.held.tick)
         for depth in (depth - depth % size for depth in refused):
             start = pin.node if pin.depth < depth else root
@@ -362,37 +364,6 @@ class PrefixCache:
         duplicates = ((first * size, shared * size),) if shared > first else ()
         slots = tuple(offer.slot for offer in already)
         return Commit(moved, kept, duplicates, blocks, slots, (*spare, *unused))
-
-    def _grow(
-        self, pin: Pin, key: Key, block_ids: IdArray, taken: Sequence[Offer], kept: int
-    ) -> tuple[Node, list[int]]:
-        """Hold the KV up to `kept` and the states `taken`; where that ends, and unneeded tails."""
-        size, unused = self.config.block_size, list[int]()
-        whole = self._tree.ensure(pin.node, key, kept - kept % size)
-        fresh = self._tree.adopt(whole, block_ids, pin.depth)
-        at = pin.node
-        for offer in taken:
-            if offer.depth <= whole.end and offer.depth % size == 0:
-                at = self._tree.point(whole, offer.depth)
-            else:
-                start = at if at.end <= offer.depth else self.roots[pin.namespace]
-                at = self._tree.ensure(start, key, offer.depth)
-            unused += self._place(at, pin, offer)
-        end = whole if whole.end == kept else self._tree.ensure(at, key, kept)
-        for node in fresh:
-            self._tree.compress(node)
-        return end, unused
-
-    def _place(self, node: Node, pin: Pin, offer: Offer) -> list[int]:
-        """Put an offered state where `node` ends; its tail if that is not needed."""
-        depth, slot, kind, tail = offer
-        unused = [] if tail is None else [tail]
-        if unused and not node.resident:
-            self._tree.adopt(node, np.array(unused, dtype=np.int64), depth)
-            unused = []
-        self.held.put(node, slot, kind, pin.turn)
-        self.counters.taken[kind] += 1
-        return unused
 
     # -- the whole --------------------------------------------------------------------------
 
