@@ -39,7 +39,9 @@ class ExpectedLoss:
     whatever its kind, which takes it as its `ward`: from then on it promises the ward's uses as
     well. So a path is trimmed from its end, and what is left is judged by who may come for it. What
     a waiting request will resume from (`expected`) is as good as used. Unproven opportunistic
-    checkpoints go before all else, the oldest first: who leaves some pays with those of others.
+    checkpoints go before all else, the oldest first: who leaves some pays with those of others. Of
+    one prompt's every other one goes before the rest: gaps double, so that it stays covered, and
+    edges merge in pairs, each token log n times instead of n.
 
     Facts are noted as they change, scores made when a victim is asked for (`Ranking`): a tick on
     which nothing is evicted costs nothing. What a checkpoint is worth by its neighbours is looked
@@ -187,7 +189,8 @@ class ExpectedLoss:
         if not checkpoint.evictable:
             return self._ranking.judge(place, 0.0, NOTHING, least=0.0, early=False)
         if checkpoint.unproven:
-            return self._ranking.judge(place, 1.0, NOTHING, least=0.0, early=True)
+            last = _evenness(checkpoint.depth)
+            return self._ranking.judge(place, last, NOTHING, least=0.0, early=True)
         node = checkpoint.node
         loss = self._costs.recompute(fallback_len(node), checkpoint.depth)
         freed = self._costs.state_bytes + only_len(node) * self._costs.token_bytes
@@ -206,3 +209,8 @@ class ExpectedLoss:
         heir = checkpoint.kind in ENDS and checkpoint.standing == "last"
         own = heir and checkpoint.line in (None, checkpoint.kind)
         return NOTHING if own else ward.note
+
+
+def _evenness(depth: int) -> float:
+    """By how high a power of two a depth can be divided, in (0, 1]."""
+    return (depth & -depth).bit_length() / 64

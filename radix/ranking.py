@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NOTHING = 0  # the place of no checkpoint: promises nothing, is never a victim
 _NOBODY = -1  # the row there, and at unused places
 _NEVER = np.iinfo(np.int64).max
-_EARLY = -(2.0**40)  # below every score, also with ticks added
+_EARLY = -(2.0**40)  # below every score, also with ticks added; leaves 12 bits of fraction
 _FEW = 64  # places up to which they are scored one by one
 _MORE = 8  # times as many victims as before are selected when those in front are used up
 _ENDS = np.array(BOUNDS[1:])
@@ -37,7 +37,8 @@ class Ranking:
 
     where a promise is that of a row at an age. A ward is another place, mostly one that was
     withdrawn. Worth 0 means: no victim. Those who are `early` come before all others, the
-    least recently used or made first. Of equals the one that was classified first goes.
+    least recently used or made first; of one tick, by worth (at most 1). Of equals the one that was
+    classified first goes.
     """
 
     def __init__(self, survival: Survival) -> None:
@@ -215,7 +216,7 @@ class Ranking:
         np.maximum(scores, self._least[:count], out=scores)
         scores *= worth
         if early.any():
-            np.add(self._used[:count], _EARLY, out=scores, where=early > 0)
+            np.add(self._used[:count] + _EARLY, worth, out=scores, where=early > 0)
         scores[worth == 0] = np.inf
         self._score[:count] = scores
 
@@ -225,7 +226,9 @@ class Ranking:
             self._age(np.array([place]), now)
         worth, ward, least, early = self._judged[place]
         score = worth * max(self._promise.item(place) + self._promise.item(ward), least)
-        score = np.inf if not worth else self._used.item(place) + _EARLY if early else score
+        if early:
+            score = self._used.item(place) + _EARLY + worth
+        score = score if worth else np.inf
         self._score[place] = score
         return score, self._order.item(place)
 

@@ -101,3 +101,14 @@ def test_room_for_opportunistic_states_is_made_of_unproven_ones_only():
     world.cache.unpin(pin)
     assert world.cache.unproven_states == 1
     world.check()
+
+
+def test_a_prompts_own_extras_are_thinned_evenly():
+    """Every other one first, so that what is left covers it with twice the gap, and so on."""
+    world = World(block_size=1, opportunistic=4)
+    world.serve(range(34))
+    assert world.held_depths() == [*range(4, 33, 4), 34]
+    for left in ([8, 16, 24, 32], [16, 32], [32]):
+        evict_states(world, world.cache.unproven_states - len(left))
+        assert world.held_depths() == [*left, 34]
+    world.check()

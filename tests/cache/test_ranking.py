@@ -36,7 +36,7 @@ class Plain:
     def score(self, place: int, now: int) -> float:
         _, used, worth, ward, least, early = self.known[place]
         if early:
-            return used - 2**40
+            return used - 2**40 + worth
         promise = sum(
             self.survival.promise(self.known[one][0], bucket_of(now - self.known[one][1]))
             for one in (place, ward)
