@@ -118,11 +118,13 @@ class Held:
             del self.expected[checkpoint]
 
     def forget(self, node: Node) -> None:
-        """Nothing will be heard again of what `node` holds and has lost."""
+        """Nothing will be heard again of what `node` holds and has lost: it holds nothing."""
         for checkpoint in (node.checkpoint, *node.lost):
             if checkpoint is not None:
                 self.policy.forget(checkpoint)
-        if node.checkpoint is not None:
+        checkpoint, node.checkpoint = node.checkpoint, None
+        if checkpoint is not None:
             self.count -= 1
-            self.unproven -= node.checkpoint.counted
-            self._unexpect(node.checkpoint)
+            checkpoint.lost = True
+            self._unexpect(checkpoint)
+            self._recount(checkpoint)

@@ -28,7 +28,7 @@ _COUNTED = (
 class Loss(Enum):
     """Why a prompt's tokens had to be computed although more of it was known, or could be."""
 
-    NO_CHECKPOINT = "no_checkpoint"  # known, but no state was ever kept there
+    NO_CHECKPOINT = "no_checkpoint"  # known, but no state was kept there, or but an unproven one
     EVICTED = "evicted"  # a state there was evicted
     REFUSED = "refused"  # no memory for a state that was wanted there, or to resume from it
     DIVERGED = "diverged"  # what is known of it went on differently from here
@@ -83,13 +83,16 @@ class Counters:
 def losses(match: Match, block_size: int) -> Iterator[tuple[Loss, int]]:
     """Split [resume_len, prompt_len) by reason; the parts add up.
 
+    Told before `Held.miss` counts what is missed as used: an unproven opportunistic one that is
+    gone tells of no lack of memory, as it was there only as long as nothing else was.
+
     >>> from radix.values import Match
     >>> cold = Match("", 8, 8, 4, None, None, 11, 10, False, None, None, ())
     >>> [(loss.value, tokens) for loss, tokens in losses(cold, 4)]
     [('evicted', 0), ('refused', 0), ('no_checkpoint', 4), ('too_short', 3), ('new', 0)]
     """
     reach = max(match.resume_len, min(match.matched_len, match.limit))
-    evicted = match.missed[-1].depth if match.missed else match.resume_len
+    evicted = max((c.depth for c in match.missed if not c.unproven), default=match.resume_len)
     refused = max(evicted, match.refused)
     yield Loss.EVICTED, evicted - match.resume_len
     yield Loss.REFUSED, refused - evicted

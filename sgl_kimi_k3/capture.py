@@ -179,7 +179,10 @@ class Captures:
         return self._take(req, [(req.extend_end, kind)])
 
     def inside(self, req: Req) -> list[Capture]:
-        """The states the kernel shall write inside the chunk.  Optional ones never evict."""
+        """The states the kernel shall write inside the chunk.
+
+        Optional ones evict none but unproven ones.
+        """
         if not self.kernel_chunk:
             return []
         places = self._places(req, req.prefix_len, req.extend_end)

@@ -53,9 +53,9 @@ class Observer:
         if match.slot is not None:
             self.pool.resumed(match.slot, counted=first)
         if first:
-            tree.record(match)
             if self.explanations is not None:
                 self.explanations.add(req.rid, match)
+            tree.record(match)
             if self._trace is not None and not req.skip_radix_cache_insert:
                 tokens = tokens_of(req.full_untruncated_fill_ids)
                 self._trace.request(req.rid, tokens, namespace_of(req))

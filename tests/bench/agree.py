@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
@@ -168,7 +169,9 @@ def parted(
     scores, _ = server.scores(
         prompt + left[:at], cached=False, of=[left[at], right[at]], dp_rank=dp_rank
     )
-    return abs(scores[0] - scores[1])
+    distance = abs(scores[0] - scores[1])
+    assert math.isfinite(distance), f"log probabilities {scores} behind {len(prompt) + at} tokens"
+    return distance
 
 
 def heard(wrong: list[float]) -> None:

@@ -54,11 +54,12 @@ class Result:
     ttft_s: float
     gaps_s: list[float] = field(default_factory=list)
     output_tokens: int = 0
+    first_tokens: int = 1  # that came with the first event
 
     @property
     def tpot_s(self) -> float:
-        """Seconds per output token behind the first; of one token there are none."""
-        return sum(self.gaps_s) / max(self.output_tokens - 1, 1)
+        """Seconds per output token behind the first event; 0.0 if none came."""
+        return sum(self.gaps_s) / max(self.output_tokens - self.first_tokens, 1)
 
 
 def rows(path: Path) -> Iterator[dict]:
@@ -167,6 +168,7 @@ def generate(
         assert ended.get("type") != "abort", f"refused or given up: {ended.get('message')}"
         if result.output_tokens == 0:
             result.ttft_s = now - start
+            result.first_tokens = meta["completion_tokens"]
         else:
             result.gaps_s.append(now - last)
         last = now
@@ -275,7 +277,7 @@ def closed_loop(
     prompt = sum(result.prompt_tokens for result in results) or 1
     gaps = [gap for result in results for gap in result.gaps_s] or [0.0]
     ttfts = [result.ttft_s for result in results] or [0.0]
-    tpots = [result.tpot_s for result in results if result.output_tokens > 1] or [0.0]
+    tpots = [result.tpot_s for result in results if result.gaps_s] or [0.0]
     return {
         "clients": clients,
         "requests": len(results),

@@ -23,6 +23,7 @@ from the repository's root with SGLang importable:
 from __future__ import annotations
 
 import argparse
+import http.client
 import itertools
 import json
 import os
@@ -193,11 +194,11 @@ def cell(server: Server, one: Load, traces: Path, seconds: float) -> dict:
 
 
 def told(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a check finds, or why it could not be told; stock may resume nothing, or be wrong."""
+    """What a check finds, or why it could not be told: stock may resume nothing, a server die."""
     try:
         return check()
-    except AssertionError as error:
-        return {"failed": str(error)}
+    except (OSError, http.client.HTTPException, AssertionError) as error:
+        return {"failed": repr(error)[:500]}
 
 
 def agreed(figures: dict[str, Any] | None) -> bool:
@@ -221,14 +222,19 @@ def right(name: str, report: dict[str, Any]) -> bool:
     return agreed(figures) and (shared is None or sampled_alike(shared, figures))
 
 
+def shared(server: Server) -> dict[str, Any]:
+    """What it resumes of a shared prefix, freshly started as it were."""
+    assert server.flush(), "the server is gone, or busy although nothing was asked"
+    return shared_prefix.run(server.url)
+
+
 def check(server: Server, group: Group, report: dict[str, Any]) -> None:
     """Note and print what it answers, and with room what it resumes of a shared prefix."""
     pair = agree.Server(server.url), agree.Server(group.servers[0].url)
     found = report["agree"][server.name] = told(lambda: agree.compare(*pair))
     print(server.name, json.dumps(found), flush=True)
     if group.roomy:
-        server.flush()  # the promise holds while memory is free
-        found = report["shared_prefix"][server.name] = told(lambda: shared_prefix.run(server.url))
+        found = report["shared_prefix"][server.name] = told(lambda: shared(server))
         print(server.name, json.dumps(found), flush=True)
 
 
@@ -272,6 +278,11 @@ def line(cell: dict) -> str:
         f"{cell['output_tokens_per_s']:6.0f} tok/s  running {cell['running_peak']:3d}  "
         f"retracted {cell['retractions']}"
     )
+
+
+def write(report: dict, path: Path) -> None:
+    """All figures so far."""
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def arguments() -> argparse.Namespace:
@@ -331,13 +342,14 @@ def main() -> None:
             group.servers[:] = [server for server in group.servers if server in up]
             for server in group.servers:
                 check(server, group, report)
+                write(report, parsed.json)
             for row in measure(group, roomy if group.roomy else pressed, parsed):
                 report["cells"].append(row)
                 print(line(row), flush=True)
                 for failure in row.get("failures", [])[:2]:
                     print("   ", failure, flush=True)
                 report["medians"] = medians(report["cells"])
-                parsed.json.write_text(json.dumps(report, indent=1) + "\n")
+                write(report, parsed.json)
     finally:
         for server in started:
             server.stop()

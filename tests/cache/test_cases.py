@@ -285,13 +285,26 @@ def test_a_pin_is_let_go_once_and_where_it_was_taken():
         each.check()
 
 
-def test_a_stale_match_cannot_be_pinned():
-    world = World()
+def flush_all(world):
+    world.port.free(*world.cache.flush())
+
+
+@pytest.mark.parametrize("forget", [evict_all, flush_all])
+def test_a_stale_match_cannot_be_pinned(forget):
+    """Nor waited for: what is gone is passed over, and counts do not change."""
+    world = World(opportunistic=4)
     world.serve(range(8))
-    match = world.match(range(9))
-    evict_all(world)
-    with pytest.raises(ValueError, match="the state at 8 is gone, match again"):
-        world.cache.pin(match)
+    matches = [world.match(range(9)), world.match([*range(4), 50, 51])]
+    assert [match.kind for match in matches] == [Kind.PROMPT_END, Kind.OPPORTUNISTIC]
+    world.cache.expect(matches)
+    forget(world)
+    for expected in (matches, []):
+        world.cache.expect(expected)
+        assert world.cache.unproven_states == 0
+        world.check()
+    for match in matches:
+        with pytest.raises(ValueError, match=f"the state at {match.resume_len} is gone"):
+            world.cache.pin(match)
     assert not world.cache.pins
 
 

@@ -22,15 +22,12 @@ def cache():
     return PrefixCache(Pool(Geometry(4096, 64, 16, SIZE)), CacheConfig(block_size=SIZE, grid=4))
 
 
-def publish(cache, prompt, *kept, refused=()):
+def publish(cache, prompt, *kept, refused=(), kind=Kind.INTERVAL):
     """Compute all of `prompt`; leave states at `kept`, and say which had no memory."""
     match = cache.match(prompt, "a")
     pin = cache.pin(match)
     grant = cache.acquire(len(kept), (len(prompt) - match.resume_len) // SIZE)
-    offers = [
-        (depth, slot, Kind.INTERVAL)
-        for depth, slot in zip(kept, grant.states.tolist(), strict=True)
-    ]
+    offers = [(depth, slot, kind) for depth, slot in zip(kept, grant.states.tolist(), strict=True)]
     cache.commit(pin, prompt, "a", grant.blocks, offers, finished=True, refused=refused)
 
 
@@ -107,3 +104,16 @@ def test_what_was_taken_was_evicted_flushed_or_is_held(cache) -> None:
         Cause.BOTH: 0,
         Cause.FLUSH: 12,
     }
+
+
+def test_an_extra_that_nobody_used_is_no_loss_until_it_is_missed(cache) -> None:
+    """It stood in spare memory, which is no shorter for its going; who comes for it proves it."""
+    publish(cache, PROMPT, 12, kind=Kind.OPPORTUNISTIC)
+    publish(cache, PROMPT, 20, kind=Kind.PROMPT_END)
+    assert cache.evict(cache._pool.fundable_states() + 2, 0)
+    longer = tokens(*PROMPT, 7, 8)
+    assert reasons(cache, longer) == (0, {Loss.EVICTED: 20, Loss.NEW: 2})
+    parted = tokens(*PROMPT[:14], 7, 8)
+    assert reasons(cache, parted)[1] == {Loss.NO_CHECKPOINT: 14, Loss.DIVERGED: 2}
+    cache.record(cache.match(parted, "a"))
+    assert reasons(cache, parted)[1][Loss.EVICTED] == 12

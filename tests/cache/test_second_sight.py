@@ -143,3 +143,13 @@ def test_states_that_nobody_used_are_as_good_as_free_memory():
     assert [world.serve(prompt) for prompt in prompts(103, 30, 3)] == [0, 100, 100]
     assert world.cache.report().evicted[Kind.PROMPT_END] == 0
     world.check()
+
+
+def test_once_ends_fill_memory_a_second_prompt_proves_a_prefix_for_the_third():
+    """What was used or may be continued is worth more than what might be shared."""
+    world = World(block_size=1, grid=4, opportunistic=64, dense=4, states=200, blocks=600)
+    for first in range(10_000, 60_000, 1000):
+        world.serve(range(first, first + 60))
+    assert world.cache.unproven_states == 0
+    assert [world.serve(prompt) for prompt in prompts(103, 30, 3)] == [0, 0, 100]
+    world.check()

@@ -70,4 +70,6 @@ def test_time_per_output_token_is_the_mean_gap_of_a_request() -> None:
     """However its events were bunched; an answer of one token has none."""
     bunched = load.Result(9, 0, 0.5, gaps_s=[0.0, 0.0, 0.9], output_tokens=4)
     assert bunched.tpot_s == pytest.approx(0.3)
+    late = load.Result(9, 0, 0.5, gaps_s=[0.1], output_tokens=9, first_tokens=8)
+    assert late.tpot_s == pytest.approx(0.1)
     assert load.Result(9, 0, 0.5, output_tokens=1).tpot_s == 0
