@@ -12,6 +12,7 @@ The servers need weights under which answers depend on their prompts (`weights.p
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import math
 import random
@@ -19,9 +20,12 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.bench.load import FIRST_TOKEN, post, random_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROMPTS = 8
 LONGEST = 6000  # tokens
@@ -172,6 +176,14 @@ def parted(
     distance = abs(scores[0] - scores[1])
     assert math.isfinite(distance), f"log probabilities {scores} behind {len(prompt) + at} tokens"
     return distance
+
+
+def told(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a check finds, or why it could not be told: nothing was resumed, a server died."""
+    try:
+        return check()
+    except (OSError, http.client.HTTPException, AssertionError) as error:
+        return {"failed": repr(error)[:500]}
 
 
 def heard(wrong: list[float]) -> None:

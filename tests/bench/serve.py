@@ -23,7 +23,6 @@ from the repository's root with SGLang importable:
 from __future__ import annotations
 
 import argparse
-import http.client
 import itertools
 import json
 import os
@@ -48,7 +47,7 @@ from tests.bench.servers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 # One arena for all: KV tokens and states whose bytes it is the sum of.
 PRESSED = "--max-total-tokens 200000 --max-mamba-cache-size 100 --max-running-requests 256"
@@ -193,14 +192,6 @@ def cell(server: Server, one: Load, traces: Path, seconds: float) -> dict:
     return {**named, **figures, **server.figures(since), "dead": not server.alive()}
 
 
-def told(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a check finds, or why it could not be told: stock may resume nothing, a server die."""
-    try:
-        return check()
-    except (OSError, http.client.HTTPException, AssertionError) as error:
-        return {"failed": repr(error)[:500]}
-
-
 def agreed(figures: dict[str, Any] | None) -> bool:
     """Whether every prompt was answered alike however it was computed."""
     return bool(figures and "agree" in figures) and (
@@ -222,7 +213,7 @@ def right(name: str, report: dict[str, Any]) -> bool:
     return agreed(figures) and (shared is None or sampled_alike(shared, figures))
 
 
-def shared(server: Server) -> dict[str, Any]:
+def from_empty(server: Server) -> dict[str, Any]:
     """What it resumes of a shared prefix, freshly started as it were."""
     assert server.flush(), "the server is gone, or busy although nothing was asked"
     return shared_prefix.run(server.url)
@@ -231,10 +222,10 @@ def shared(server: Server) -> dict[str, Any]:
 def check(server: Server, group: Group, report: dict[str, Any]) -> None:
     """Note and print what it answers, and with room what it resumes of a shared prefix."""
     pair = agree.Server(server.url), agree.Server(group.servers[0].url)
-    found = report["agree"][server.name] = told(lambda: agree.compare(*pair))
+    found = report["agree"][server.name] = agree.told(lambda: agree.compare(*pair))
     print(server.name, json.dumps(found), flush=True)
     if group.roomy:
-        found = report["shared_prefix"][server.name] = told(lambda: shared(server))
+        found = report["shared_prefix"][server.name] = agree.told(lambda: from_empty(server))
         print(server.name, json.dumps(found), flush=True)
 
 

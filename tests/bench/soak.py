@@ -105,6 +105,7 @@ class Soak:
 
 def compare(url: str, prompts: list[list[int]], dp: int) -> dict:
     """Each prompt alone, cached and uncached; the replicas take turns."""
+    assert prompts, "no request was served"
     server, source = agree.Server(url), random.Random(len(prompts))
     cached_tokens, resumed, wrong = 0, [], []
     for at, prompt in enumerate(prompts):
@@ -125,15 +126,6 @@ def compare(url: str, prompts: list[list[int]], dp: int) -> dict:
         "another_prefix_apart": agree.summary(wrong),
         "agree": agree.alike(resumed, wrong),
     }
-
-
-def sample(url: str, prompts: list[list[int]], dp: int) -> dict:
-    """What `compare` finds, or why nothing could be told; the load's figures are kept then."""
-    try:
-        assert prompts, "no request was served"
-        return compare(url, prompts, dp)
-    except (AssertionError, OSError) as error:
-        return {"failed": repr(error)[:300]}
 
 
 def main() -> None:
@@ -164,7 +156,7 @@ def main() -> None:
         "served": soak.served,
         "aborted": soak.aborted,
         "errors": soak.errors[:10],
-        "sample": sample(parsed.url, soak.kept, parsed.dp),
+        "sample": agree.told(lambda: compare(parsed.url, soak.kept, parsed.dp)),
     }
     if parsed.log:
         text = parsed.log.read_text(errors="replace")

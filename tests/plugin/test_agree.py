@@ -2,11 +2,12 @@
 
 import random
 import zlib
+from http.client import RemoteDisconnected
 
 import pytest
 import torch
 
-from tests.bench import agree, serve, weights
+from tests.bench import agree, serve, soak, weights
 
 NOISE = 0.01
 
@@ -118,6 +119,19 @@ def test_a_benchmark_ends_badly_where_answers_differ_or_nothing_was_told() -> No
         asked = {} if shared is None else {"ours": shared}
         assert serve.right("ours", {"agree": {"ours": good}, "shared_prefix": asked}) is right
     assert not serve.right("ours", {"agree": {}, "shared_prefix": {}})
+
+
+def test_what_could_not_be_told_is_a_failure_and_ends_nothing() -> None:
+    """A load's figures are kept; what is wrong with the check itself is not swallowed."""
+    assert "no request was served" in agree.told(lambda: soak.compare("unused", [], 1))["failed"]
+    for error in (RemoteDisconnected("gone"), ConnectionRefusedError(111, "refused")):
+
+        def dies(error: Exception = error) -> dict:
+            raise error
+
+        assert not serve.agreed(agree.told(dies))
+    with pytest.raises(ZeroDivisionError):
+        agree.told(lambda: {"agree": 1 // 0})
 
 
 def test_where_two_answers_part_both_tokens_are_scored() -> None:
