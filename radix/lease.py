@@ -86,9 +86,8 @@ class Lease:
         self._open()
         self.stops = tuple(other for other in self.stops if other.depth > stop.depth)
         tails = int(stop.depth % self.cache.config.block_size > 0)
-        firm = stop.kind is not Kind.OPPORTUNISTIC
-        worth_it = firm or self.cache.evict_unproven(1, tails)
-        grant = self.cache.acquire(1, tails) if worth_it else None
+        may = stop.kind is not Kind.OPPORTUNISTIC or self.cache.evict_unproven(1, tails)
+        grant = self.cache.acquire(1, tails) if may else None
         if grant is None:
             self.cache.counters.skipped[stop.kind] += 1
             self.refused.append(stop.depth)
