@@ -2,9 +2,9 @@
 
 For each model (a config of random weights) stock in its strongest configurations and ours are
 started with the same memory and measured one after the other, with the same requests; loads of few
-clients `--rounds` times, every other time in the opposite order.  These models are small and their
-steps are bound by the host: with `--cores N` each server has N cores of its own, without which two
-starts of one server differ by more than the two servers do.
+clients and those with room `--rounds` times, every other time in the opposite order.  These models
+are small and their steps are bound by the host: with `--cores N` each server has N cores of its
+own, without which two starts of one server differ by more than the two servers do.
 
 - `agree`: whether answers from the cache are those without, and those of the group's first server;
 - `shared_prefix` with room for everything, on an empty cache; the exit status is 1 if ours answered
@@ -232,7 +232,8 @@ def check(server: Server, group: Group, report: dict[str, Any]) -> None:
 def measure(group: Group, loads: tuple[Load, ...], parsed: argparse.Namespace) -> Iterator[dict]:
     """Every load on every server, in rounds."""
     for one in loads:
-        for turn in range(parsed.rounds if one.clients <= FEW else 1):
+        repeated = group.roomy or one.clients <= FEW
+        for turn in range(parsed.rounds if repeated else 1):
             order = group.servers if turn % 2 == 0 else group.servers[::-1]
             for server in order:
                 yield {"round": turn, **cell(server, one, parsed.traces, parsed.seconds)}
