@@ -4,7 +4,8 @@ For each model (a config of random weights) stock in its strongest configuration
 started with the same memory and measured one after the other, with the same requests; loads of few
 clients and those with room `--rounds` times, every other time in the opposite order.  These models
 are small and their steps are bound by the host: with `--cores N` each server has N cores of its
-own, without which two starts of one server differ by more than the two servers do.
+own, and the one that is measured is moved to the first ones.  Without that two starts of one server
+differ by more than the two servers do.
 
 - `agree`: whether answers from the cache are those without, and those of the group's first server;
 - `shared_prefix` with room for everything, on an empty cache; the exit status is 1 if ours answered
@@ -44,6 +45,7 @@ from tests.bench.servers import (
     STOCK_SPLIT,
     Server,
     start_all,
+    take_stage,
 )
 
 if TYPE_CHECKING:
@@ -229,13 +231,16 @@ def check(server: Server, group: Group, report: dict[str, Any]) -> None:
         print(server.name, json.dumps(found), flush=True)
 
 
-def measure(group: Group, loads: tuple[Load, ...], parsed: argparse.Namespace) -> Iterator[dict]:
-    """Every load on every server, in rounds."""
+def measure(
+    group: Group, loads: tuple[Load, ...], up: list[Server], parsed: argparse.Namespace
+) -> Iterator[dict]:
+    """Every load on every server of the group, in rounds; `up` are all that run."""
     for one in loads:
         repeated = group.roomy or one.clients <= FEW
         for turn in range(parsed.rounds if repeated else 1):
             order = group.servers if turn % 2 == 0 else group.servers[::-1]
             for server in order:
+                take_stage(server, up)
                 yield {"round": turn, **cell(server, one, parsed.traces, parsed.seconds)}
 
 
@@ -335,7 +340,7 @@ def main() -> None:
             for server in group.servers:
                 check(server, group, report)
                 write(report, parsed.json)
-            for row in measure(group, roomy if group.roomy else pressed, parsed):
+            for row in measure(group, roomy if group.roomy else pressed, up, parsed):
                 report["cells"].append(row)
                 print(line(row), flush=True)
                 for failure in row.get("failures", [])[:2]:

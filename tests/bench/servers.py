@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from tests.bench.load import post
 
 if TYPE_CHECKING:
@@ -111,6 +113,16 @@ class Server:
         """Its log so far."""
         return "" if self.log is None else self.log.read_text(errors="replace")
 
+    def move(self, cores: tuple[int, ...]) -> None:
+        """Run on these cores from now on, with every thread."""
+        self.cores = cores
+        if self.process is not None and self.alive():
+            main = psutil.Process(self.process.pid)
+            for process in (main, *main.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    for thread in process.threads():
+                        os.sched_setaffinity(thread.id, cores)
+
     def stop(self) -> None:
         """End the whole process group."""
         if self.process is not None:
@@ -138,6 +150,15 @@ class Server:
         running = [int(n) for n in re.findall(r"#running-req: (\d+)", text)]
         retracted = [int(n) for n in re.findall(r"#retracted_reqs: (\d+)", text)]
         return {"running_peak": max(running, default=0), "retractions": sum(retracted)}
+
+
+def take_stage(server: Server, servers: Iterable[Server]) -> None:
+    """Let it change places with whoever has the first cores, so that all are measured there."""
+    holder = min(servers, key=lambda one: one.cores)
+    if holder.cores != server.cores:
+        there, here = holder.cores, server.cores
+        holder.move(here)
+        server.move(there)
 
 
 def start_all(servers: Iterable[Server], folder: Path, *, apart_s: float = 8.0) -> list[Server]:
