@@ -57,7 +57,10 @@ class PrefixCache:
         self.counters = reporting.Counters()
         self.roots: dict[Hashable, Node] = {}
         self.pins = Pins()
-        self.held = Held(ExpectedLoss(config.costs) if policy is None else policy)
+        self.held = Held(
+            ExpectedLoss(config.costs) if policy is None else policy,
+            probation=config.probation if config.dense else 0,
+        )
         self.returns = Returns()
         self._pool = pool
         self._tree = Tree(config.block_size)
@@ -83,9 +86,9 @@ class PrefixCache:
     ) -> tuple[Stop, ...]:
         """Sorted depths in (start, prompt_len] at which the prefill should leave a state. Pure.
 
-        Opportunistic depths are planned only if the pool, evicting nothing but unproven ones, has
+        Opportunistic depths are planned only if the pool, evicting nothing but surplus ones, has
         room for all the planned states, the blocks of [start, prompt_len) and the configured
-        reserve.
+        reserve; or a few of them, which will be on probation.
         """
         blocks = -(-(prompt_len - start) // self.config.block_size)
         return plan_stops(
@@ -95,22 +98,21 @@ class PrefixCache:
             prompt_len=prompt_len,
             boundaries=boundaries,
             spare=lambda states: self.spare(states, blocks),
+            few=self.held.few,
         )
 
-    def spare(self, states: int, blocks: int, *, unproven: bool = True) -> bool:
+    def spare(self, states: int, blocks: int, *, surplus: bool = True) -> bool:
         """Whether the pool has room for these and the configured reserve. O(1).
 
-        Unproven opportunistic states that no pin protects count as free, unless told otherwise:
+        Surplus opportunistic states that no pin protects count as free, unless told otherwise:
         whoever comes next takes their memory before any other.
         """
         states += self.config.reserve_states
         blocks += self.config.reserve_blocks
-        return self._spares(states, blocks) if unproven else self._pool.fits(states, blocks)
+        return self._spares(states, blocks) if surplus else self._pool.fits(states, blocks)
 
     def _spares(self, states: int, blocks: int) -> bool:
-        return self._pool.fits_after(
-            states, blocks, freed_states=self.held.unproven, freed_blocks=0
-        )
+        return self._pool.fits_after(states, blocks, freed_states=self.held.surplus, freed_blocks=0)
 
     def record(self, match: Match) -> None:
         """Count a request once, when it is first scheduled, and what it missed."""
@@ -212,9 +214,9 @@ class PrefixCache:
         return self.states - self.protected_states
 
     @property
-    def unproven_states(self) -> int:
+    def surplus_states(self) -> int:
         """Opportunistic checkpoints that are as good as free: no use, nobody waits, no pin."""
-        return self.held.unproven
+        return self.held.surplus
 
     @property
     def evictable_blocks(self) -> int:
@@ -270,13 +272,17 @@ class PrefixCache:
         assert grant is not None, ("the pool refused what it said would fit", states, blocks)
         return grant
 
-    def evict_unproven(self, states: int, blocks: int, *, reserve_states: int = 0) -> bool:
-        """Make room for opportunistic states: of others, none but unproven ones are evicted.
+    def evict_for_extras(
+        self, states: int, blocks: int, *, reserve_states: int = 0, reserve_blocks: int = 0
+    ) -> bool:
+        """Make room for a prompt's opportunistic states: few evict anyone, more surplus ones only.
 
-        False, with nothing evicted, unless so many states more would fit in the same way.
+        False, with nothing evicted, unless the reserves would fit as well in the same way.
         """
-        # All unproven ones would do, and they are the first victims: it ends before any other.
-        return self._spares(states + reserve_states, blocks) and self.evict(states, blocks)
+        # Surplus ones are the first victims: where they would do, it ends before any other.
+        fits = self.fits if states <= self.held.few else self._spares
+        may = fits(states + reserve_states, blocks + reserve_blocks)
+        return may and self.evict(states, blocks)
 
     def _bury(self, node: Node) -> list[IdArray]:
         """Take the KV from `node` upwards that serves no checkpoint and no pin; its blocks."""

@@ -34,6 +34,7 @@ class Checkpoint:
         "lost",
         "node",
         "note",
+        "on_probation",
         "slot",
         "turn",
         "turns",
@@ -59,6 +60,7 @@ class Checkpoint:
         self.lost = False
         self.expected = False  # a request that waits will resume here
         self.counted = False  # among those that `radix.held` says are as good as free
+        self.on_probation = False  # `radix.probation`
         self.note: object = None  # the policy's
 
     @property
@@ -68,8 +70,13 @@ class Checkpoint:
 
     @property
     def unproven(self) -> bool:
-        """Left because memory was free, and neither used nor waited for: the first to go."""
+        """An extra that is neither used nor waited for: no reason yet to keep it."""
         return self.kind is Kind.OPPORTUNISTIC and not self.hits and not self.expected
+
+    @property
+    def surplus(self) -> bool:
+        """Unproven for long enough: as good as free memory, the first to go."""
+        return self.unproven and not self.on_probation
 
     @property
     def standing(self) -> str:

@@ -48,7 +48,7 @@ class EvictionPolicy(Protocol):
 
 
 class ConsumedLru:
-    """Unproven opportunistic checkpoints first, then the least recently made or consumed.
+    """Surplus opportunistic checkpoints first, then the least recently made or consumed.
 
     Only the checkpoint that a request resumes from is refreshed, never its path.
     """
@@ -68,7 +68,7 @@ class ConsumedLru:
         self._serial += 1
         checkpoint.note = self._serial
         if checkpoint.evictable:
-            entry = (not checkpoint.unproven, checkpoint.used, self._serial, checkpoint)
+            entry = (not checkpoint.surplus, checkpoint.used, self._serial, checkpoint)
             heapq.heappush(self._heap, entry)
             if len(self._heap) > self._limit:
                 self._heap = [entry for entry in self._heap if entry[3].note == entry[2]]

@@ -20,7 +20,7 @@ _CLASSES = 7  # of either
 _SHORT_LEN = 512  # tokens; shorter paths are of one class
 _LEARNING = 0.01  # weight of one request in the share of lost ends
 _HITS = 3  # more are told apart no further
-_SURE = 1.0  # uses per tick of what a waiting request will resume from
+_SURE = 1.0  # uses per tick of what a waiting request will resume from, or may soon
 
 # How often a class is used before anything is learned, beside ends that stand last on their path.
 _STANDINGS = {"last": 1.0, "twin": 0.2, "superseded": 0.02}
@@ -38,10 +38,11 @@ class ExpectedLoss:
     early. But once the last end is evicted, its line will resume at the next shallower checkpoint,
     whatever its kind, which takes it as its `ward`: from then on it promises the ward's uses as
     well. So a path is trimmed from its end, and what is left is judged by who may come for it. What
-    a waiting request will resume from (`expected`) is as good as used. Unproven opportunistic
-    checkpoints go before all else, the oldest first: who leaves some pays with those of others. Of
-    one prompt's every other one goes before the rest: gaps double, so that it stays covered, and
-    edges merge in pairs, each token log n times instead of n.
+    a waiting request will resume from (`expected`) is as good as used, and so is an opportunistic
+    one on probation; unproven ones make nothing behind them worth less, since most will be gone
+    soon. Surplus ones go before all else, the oldest first: who leaves some pays with those of
+    others. Of one prompt's every other one goes before the rest: gaps double, so that it stays
+    covered, and edges merge in pairs, each token log n times instead of n.
 
     Facts are noted as they change, scores made when a victim is asked for (`Ranking`): a tick on
     which nothing is evicted costs nothing. What a checkpoint is worth by its neighbours is looked
@@ -188,13 +189,13 @@ class ExpectedLoss:
         assert isinstance(place, int), checkpoint.depth
         if not checkpoint.evictable:
             return self._ranking.judge(place, 0.0, NOTHING, least=0.0, early=False)
-        if checkpoint.unproven:
+        if checkpoint.surplus:
             last = _evenness(checkpoint.depth)
             return self._ranking.judge(place, last, NOTHING, least=0.0, early=True)
         node = checkpoint.node
         loss = self._costs.recompute(fallback_len(node), checkpoint.depth)
         freed = self._costs.state_bytes + only_len(node) * self._costs.token_bytes
-        least = _SURE if checkpoint.expected else 0.0
+        least = _SURE if checkpoint.expected or checkpoint.on_probation else 0.0
         ward = self._ward(checkpoint)
         return self._ranking.judge(place, loss / freed, ward, least=least, early=False)
 

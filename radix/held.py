@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from radix import lines
 from radix.checkpoint import Checkpoint
 from radix.matching import resumed
+from radix.probation import Probation
 from radix.tree import LOST_PER_EDGE
 from radix.values import ENDS
 
@@ -28,10 +29,11 @@ class Held:
     A checkpoint itself hangs at its node; the last few that an edge lost, at the edge.
     """
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    def __init__(self, policy: EvictionPolicy, *, probation: int = 0) -> None:
         self.policy = policy
         self.count = 0
-        self.unproven = 0  # of these, how many opportunistic ones are as good as free memory
+        self.surplus = 0  # of these, how many opportunistic ones are as good as free memory
+        self.probation = Probation(probation)
         self.tick = 0  # logical time: one per consumption
         self.expected: dict[Checkpoint, None] = {}  # what waiting requests will resume from
 
@@ -49,8 +51,11 @@ class Held:
         self.count += 1
         if kind in ENDS:
             self._judge(lines.join(checkpoint))
+        if checkpoint.unproven:
+            self.probation.join(checkpoint)
         self._recount(checkpoint)
         self.policy.keep(checkpoint, self.tick)
+        self._release()
 
     def lose(self, checkpoint: Checkpoint) -> None:
         """Give its state up; its edge remembers that there was one. O(edges above)."""
@@ -67,6 +72,17 @@ class Held:
             self.policy.forget(old)
         if checkpoint.kind in ENDS:
             self._judge(lines.leave(checkpoint))
+        self._release()
+
+    @property
+    def few(self) -> int:
+        """How many opportunistic states a prompt may leave at the cost of others."""
+        return self.probation.few(self.count)
+
+    def _release(self) -> None:
+        """Nobody stays on probation for whom there is no room."""
+        while (oldest := self.probation.release(self.count)) is not None:
+            self.reconsider(oldest)
 
     def _judge(self, changed: Iterable[Checkpoint]) -> None:
         for checkpoint in changed:
@@ -79,9 +95,11 @@ class Held:
             self.policy.reconsider(checkpoint, self.tick)
 
     def _recount(self, checkpoint: Checkpoint) -> None:
-        """Whether it is unproven and no pin protects it: the policy's first victims are such."""
-        counts = checkpoint.unproven and checkpoint.evictable
-        self.unproven += counts - checkpoint.counted
+        """Whether it is surplus and no pin protects it: the policy's first victims are such."""
+        if checkpoint.lost or not checkpoint.unproven:
+            self.probation.leave(checkpoint)
+        counts = checkpoint.surplus and checkpoint.evictable
+        self.surplus += counts - checkpoint.counted
         checkpoint.counted = counts
 
     def consume(self, checkpoint: Checkpoint | None) -> None:

@@ -81,12 +81,12 @@ class Lease:
     def take(self, stop: Stop) -> SlotId | None:
         """A state to write at `stop`; None: no room, so that checkpoint is skipped.
 
-        An opportunistic one evicts nothing but unproven ones.
+        An opportunistic one evicts others as `PrefixCache.evict_for_extras` says.
         """
         self._open()
         self.stops = tuple(other for other in self.stops if other.depth > stop.depth)
         tails = int(stop.depth % self.cache.config.block_size > 0)
-        may = stop.kind is not Kind.OPPORTUNISTIC or self.cache.evict_unproven(1, tails)
+        may = stop.kind is not Kind.OPPORTUNISTIC or self.cache.evict_for_extras(1, tails)
         grant = self.cache.acquire(1, tails) if may else None
         if grant is None:
             self.cache.counters.skipped[stop.kind] += 1

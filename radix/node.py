@@ -99,9 +99,14 @@ class Node:
 
 
 def fallback_len(node: Node) -> int:
-    """Depth of the next shallower checkpoint on the way to `node`, or 0. O(edges between)."""
+    """Depth of the next shallower checkpoint on the way to `node` that will stay, or 0.
+
+    O(edges between).
+    """
     above = node.parent
-    while above is not None and above.parent is not None and above.checkpoint is None:
+    while above is not None and above.parent is not None:
+        if above.checkpoint is not None and not above.checkpoint.unproven:
+            break
         above = above.parent
     return 0 if above is None else above.end
 

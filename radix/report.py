@@ -20,7 +20,7 @@ _COUNTED = (
     "blocks",
     "protected_states",
     "protected_blocks",
-    "unproven_states",
+    "surplus_states",
     "ghost_tokens",
 )  # sizes that the cache keeps and `violations` counts again
 
@@ -191,7 +191,7 @@ def violations(cache: PrefixCache) -> list[str]:
             if node.checkpoint is not None:
                 slots[node.checkpoint.slot] += 1
                 totals["protected_states"] += bool(node.holds)
-                totals["unproven_states"] += node.checkpoint.unproven and not node.holds
+                totals["surplus_states"] += node.checkpoint.surplus and not node.holds
             if node.blocks is None:
                 totals["ghost_tokens"] += len(node.tokens)
             else:
@@ -207,6 +207,7 @@ def violations(cache: PrefixCache) -> list[str]:
         found.append(f"R8 {cache.ghost_tokens} ghost tokens, bound {cache.config.ghost_tokens}")
     found += _pins(cache)
     found += _expected(cache)
+    found += _probation(cache)
     return found
 
 
@@ -276,6 +277,19 @@ def _pins(cache: PrefixCache) -> Iterator[str]:
             recount = (pins[id(node)], holds[id(node)], refs[id(node)])
             if counted != recount:
                 yield f"R7 node at {node.end}: pins, holds, refs {counted}, recount {recount}"
+
+
+def _probation(cache: PrefixCache) -> Iterator[str]:
+    probation = cache.held.probation
+    held = [node.checkpoint for root in cache.roots.values() for node in nodes_below(root)]
+    members = [one for one in held if one is not None and one.on_probation]
+    if len(members) != len(probation):
+        yield f"R11 {len(probation)} on probation, {len(members)} of them held"
+    if len(probation) > probation.most(cache.states):
+        yield f"R11 {len(probation)} on probation of {cache.states}"
+    for checkpoint in members:
+        if not checkpoint.unproven:
+            yield f"R11 the checkpoint at {checkpoint.depth} is on probation and proven"
 
 
 def _expected(cache: PrefixCache) -> Iterator[str]:

@@ -43,16 +43,22 @@ def opportunistic_depths(step: int, start: int, end: int) -> list[int]:
     return depths
 
 
-def _opportunistic_choices(config: CacheConfig, start: int, end: int) -> Iterator[Sequence[int]]:
-    """Sets of opportunistic depths, the most wanted first; each about half the one before."""
+def _opportunistic_choices(
+    config: CacheConfig, start: int, end: int, few: int
+) -> Iterator[tuple[Sequence[int], int]]:
+    """Sets of opportunistic depths, the most wanted first; each about half the one before.
+
+    And how many of a set memory need not be free for.  None of one that is denser than
+    `config.opportunistic`: a turn of a few blocks is no new prefix.
+    """
     step = config.opportunistic
     if step and config.dense:
         step = config.dense
         depths = grid_depths(step, start, end)
         if len(depths) <= _DENSE_MOST:
-            yield depths
+            yield depths, 0
     while step and step < end:
-        yield opportunistic_depths(step, start, end)
+        yield opportunistic_depths(step, start, end), few if step >= config.opportunistic else 0
         step *= 2
 
 
@@ -64,6 +70,7 @@ def plan_stops(
     prompt_len: int,
     boundaries: Sequence[int],
     spare: Callable[[int], bool],
+    few: int = 0,
 ) -> tuple[Stop, ...]:
     """Sorted depths in (start, prompt_len] at which a state is wanted, one kind each.
 
@@ -72,9 +79,9 @@ def plan_stops(
     needs a second way on: a prompt that just goes on where a known one ended shares nothing that
     its own end will not cover; one that is known to its end may come a third time. `spare(n)`
     says whether memory for n states is as good as free; if not, every other opportunistic one is
-    given up until it is.  Where they cost no cut (`config.dense`), they first stand on every
-    `dense` tokens, so that the second prompt with any shared prefix resumes within that distance
-    of its end.
+    given up until it is, or until they are `few`.  Where they cost no cut (`config.dense`), they
+    first stand on every `dense` tokens, so that the second prompt with any shared prefix resumes
+    within that distance of its end.
     """
     end = prompt_len
     if end <= start:
@@ -88,9 +95,9 @@ def plan_stops(
         kinds[match.junction] = Kind.JUNCTION
     kinds[end] = Kind.PROMPT_END
     share = _DENSE_SHARE if config.dense else 1
-    for depths in _opportunistic_choices(config, start, end):
+    for depths, at_most in _opportunistic_choices(config, start, end, few):
         extra = [depth for depth in depths if depth not in kinds]
-        if spare(share * (len(kinds) + len(extra))):
+        if len(extra) <= at_most or spare(share * (len(kinds) + len(extra))):
             kinds.update(dict.fromkeys(extra, Kind.OPPORTUNISTIC))
             break
     return tuple(Stop(depth, kinds[depth]) for depth in sorted(kinds))

@@ -61,9 +61,11 @@ class CacheConfig:
     `grid` is the unit of INTERVAL, JUNCTION and OPPORTUNISTIC depths (the state kernel's chunk).
     `interval` and `opportunistic` of 0 switch those checkpoints off. `ghost_tokens` bounds the
     tokens remembered without bytes. Opportunistic checkpoints are planned only while the pool
-    could still serve `reserve_states` and `reserve_blocks` more and evict none but unproven ones.
+    could still serve `reserve_states` and `reserve_blocks` more and evict none but surplus ones.
     `dense` is for kernels that write states inside a pass: extra ones cost memory but no cut, so
     they stand every `dense` tokens where that is little beside what is free; 0: each costs a cut.
+    With it a few are taken at the cost of others, and one in `probation` of all states is kept for
+    the youngest of them (`radix.probation`); 0: none.
     """
 
     block_size: int
@@ -71,6 +73,7 @@ class CacheConfig:
     interval: int = 32_768
     opportunistic: int = 0
     dense: int = 0
+    probation: int = 16
     ghost_tokens: int = 16_777_216
     reserve_states: int = 1
     reserve_blocks: int = 0
@@ -91,8 +94,9 @@ class CacheConfig:
                 raise ValueError(
                     f"{name} {value} must be 0 (off) or a multiple of grid {self.grid}, try {near}"
                 )
-        if min(self.ghost_tokens, self.reserve_states, self.reserve_blocks) < 0:
-            raise ValueError(f"ghost_tokens and the reserves cannot be negative: {self}")
+        counts = self.ghost_tokens, self.reserve_states, self.reserve_blocks, self.probation
+        if min(counts) < 0:
+            raise ValueError(f"ghost_tokens, probation and reserves cannot be negative: {self}")
 
 
 @dataclass(frozen=True, slots=True)

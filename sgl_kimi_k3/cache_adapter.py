@@ -369,6 +369,7 @@ def _cache_config(geometry: Geometry, options: Options, *, dense: int) -> CacheC
         interval=options.interval,
         opportunistic=options.opportunistic,
         dense=dense,
+        probation=options.probation,
         ghost_tokens=options.ghost_tokens,
         reserve_states=RESERVED_STATES,
         reserve_blocks=geometry.max_blocks // RESERVED_SHARE,

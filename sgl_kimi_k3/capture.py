@@ -181,7 +181,7 @@ class Captures:
     def inside(self, req: Req) -> list[Capture]:
         """The states the kernel shall write inside the chunk.
 
-        Optional ones evict none but unproven ones.
+        Optional ones evict others as `PrefixCache.evict_for_extras` says.
         """
         if not self.kernel_chunk:
             return []
@@ -203,7 +203,7 @@ class Captures:
         if req.skip_radix_cache_insert:
             return None
         tails = self._tails(depth)
-        if kind is Kind.OPPORTUNISTIC and not self._cache.spare(1, tails, unproven=False):
+        if kind is Kind.OPPORTUNISTIC and not self._cache.spare(1, tails, surplus=False):
             self._refuse(req, depth, kind)
             return None
         return next(iter(self._take(req, [(depth, kind)])), None)
@@ -260,9 +260,14 @@ class Captures:
         req.__dict__.setdefault("kimi_k3_refused", []).append(depth)
 
     def _take_spare(self, wanted: list[tuple[int, Kind]]) -> list[Capture]:
-        """All or nothing, evicting unproven ones only, while some stay that are as good as free."""
+        """All or nothing, as long as some stay that the next ones can have in the same way."""
         count, tails = len(wanted), sum(self._tails(depth) for depth, _ in wanted)
-        if not self._cache.evict_unproven(count, tails, reserve_states=OPTIONAL_RESERVE_STATES):
+        if not self._cache.evict_for_extras(
+            count,
+            tails,
+            reserve_states=OPTIONAL_RESERVE_STATES,
+            reserve_blocks=self._step_blocks,
+        ):
             return []
         grant = self._arena.alloc(count, tails, overwritten=True)
         assert grant is not None, ("the pool refused what it said would fit", count, tails)
@@ -343,5 +348,5 @@ class Captures:
             self._arena.free(np.array(slots, dtype=np.int64), np.array(tails, dtype=np.int64))
 
 
-# States, free or unproven, that must remain when opportunistic ones are taken.
+# States that must remain to be had in the same way when opportunistic ones are taken.
 OPTIONAL_RESERVE_STATES = 8

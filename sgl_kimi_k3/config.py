@@ -32,6 +32,8 @@ class Options:
         opportunistic: distance between extra checkpoints taken while memory is free or held by
             older ones that nobody used, where each costs a cut; on CUDA they stand on the grid;
             0 = off.
+        probation: on CUDA, one in so many states is for the youngest extra ones, which nobody has
+            used yet, also when memory is short; 0 = none.
         ghost_tokens: bound on tokens remembered without bytes, the evidence for a second sight.
         overtake: under overload, admissions that may pass a request which resumes little, before
             its room is taken from others that will come back soon; 0 = strictly in order.
@@ -47,6 +49,7 @@ class Options:
     interval: int = 32768
     grid: int = 64
     opportunistic: int = 4096
+    probation: int = 16
     ghost_tokens: int = 16_777_216
     overtake: int = 16
     boundaries: str = "auto"
@@ -71,6 +74,8 @@ class Options:
                 )
         if self.overtake < 0:
             raise ValueError(f"{PREFIX}OVERTAKE={self.overtake}: must be 0 (off) or positive")
+        if self.probation < 0:
+            raise ValueError(f"{PREFIX}PROBATION={self.probation}: must be 0 (off) or positive")
         if self.ghost_tokens < 0:
             raise ValueError(f"{PREFIX}GHOST_TOKENS={self.ghost_tokens}: must not be negative")
         _one_of("boundaries", self.boundaries, ("auto", "off"))
@@ -103,7 +108,7 @@ def _parse(key: str, text: str, kind: type) -> int | str | bool:
         try:
             return int(text)
         except ValueError:
-            raise ValueError(f"{key}={text!r}: must be a whole number of tokens") from None
+            raise ValueError(f"{key}={text!r}: must be a whole number") from None
     return text
 
 

@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         ("interval", "32768", "tokens between states on the grid, of `ours`; 0: none"),
         ("opportunistic", "4096", "tokens between states in spare memory, of `ours`; 0: none"),
         ("dense", "0", "tokens between states that cost no cut, of `ours`; 0: each costs one"),
+        ("probation", "16", "one in N states is for untried dense ones, of `ours`; 0: none"),
         ("block-size", "1", "tokens per KV block, of `ours`"),
     ):
         flags.add_argument(f"--{name}", default=default, metavar="N,...", help=text)
@@ -101,6 +102,7 @@ def _plan(options: argparse.Namespace) -> cells.Plan:
         intervals=_numbers("--interval", options.interval),
         opportunistic=_one("--opportunistic", options.opportunistic),
         dense=_one("--dense", options.dense),
+        probation=_one("--probation", options.probation),
         block_size=_one("--block-size", options.block_size),
         coarse=options.coarse,
         rates=Rates(options.prefill_rate, options.decode_rate),

@@ -48,6 +48,7 @@ class Plan:
     intervals: tuple[int, ...] = (32_768,)
     opportunistic: int = 4096
     dense: int = 0
+    probation: int = 16
     block_size: int = 1
     rates: Rates = field(default_factory=Rates)
     coarse: bool = False
@@ -82,6 +83,7 @@ class Cell:
             interval=self.interval,
             opportunistic=plan.opportunistic,
             dense=plan.dense,
+            probation=plan.probation,
         )
         if unit == 1:
             return exact

@@ -25,7 +25,8 @@ class Setup:
         trace: what will come. Only a policy that says so in its name (`clairvoyant`) may look
             ahead; others may read sizes, such as the longest prompt.
         block_size: tokens per KV block, where the policy has a choice.
-        interval, grid, opportunistic, dense, ghost_tokens: the options of `ours`, as in its README.
+        interval, grid, opportunistic, dense, probation, ghost_tokens: the options of `ours`, as in
+            its README.
     """
 
     model: Model
@@ -36,6 +37,7 @@ class Setup:
     grid: int = 64
     opportunistic: int = 4096
     dense: int = 0
+    probation: int = 16
     ghost_tokens: int = 16_777_216
 
 

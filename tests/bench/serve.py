@@ -8,8 +8,8 @@ own, and the one that is measured is moved to the first ones.  Without that two 
 differ by more than the two servers do.
 
 - `agree`: whether answers from the cache are those without, and those of the group's first server;
-- `shared_prefix` with room for everything, on an empty cache; the exit status is 1 if ours answered
-  otherwise than without a cache in either;
+- `shared_prefix`, with room on an empty cache, under pressure after all loads with what they left;
+  the exit status is 1 if ours answered otherwise than without a cache anywhere;
 - `decode`: as many answers at once and nothing else, for the latency of equal batches;
 - chat loads made from traces, closed loop, at several numbers of clients, in an arena small enough
   that the cache is under pressure, and (`roomy`) without pressure;
@@ -215,10 +215,16 @@ def right(name: str, report: dict[str, Any]) -> bool:
     return agreed(figures) and (shared is None or sampled_alike(shared, figures))
 
 
-def from_empty(server: Server) -> dict[str, Any]:
-    """What it resumes of a shared prefix, freshly started as it were."""
-    assert server.flush(), "the server is gone, or busy although nothing was asked"
-    return shared_prefix.run(server.url)
+def note_shared_prefix(server: Server, report: dict[str, Any], *, flush: bool) -> None:
+    """Note and print what it resumes of a shared prefix; flushed: as if freshly started."""
+
+    def found() -> dict[str, Any]:
+        if flush:
+            assert server.flush(), "the server is gone, or busy although nothing was asked"
+        return shared_prefix.run(server.url)
+
+    report["shared_prefix"][server.name] = agree.told(found)
+    print(server.name, json.dumps(report["shared_prefix"][server.name]), flush=True)
 
 
 def check(server: Server, group: Group, report: dict[str, Any]) -> None:
@@ -227,8 +233,7 @@ def check(server: Server, group: Group, report: dict[str, Any]) -> None:
     found = report["agree"][server.name] = agree.told(lambda: agree.compare(*pair))
     print(server.name, json.dumps(found), flush=True)
     if group.roomy:
-        found = report["shared_prefix"][server.name] = agree.told(lambda: from_empty(server))
-        print(server.name, json.dumps(found), flush=True)
+        note_shared_prefix(server, report, flush=True)
 
 
 def measure(
@@ -346,6 +351,9 @@ def main() -> None:
                 for failure in row.get("failures", [])[:2]:
                     print("   ", failure, flush=True)
                 report["medians"] = medians(report["cells"])
+                write(report, parsed.json)
+            for server in () if group.roomy else group.servers:
+                note_shared_prefix(server, report, flush=False)
                 write(report, parsed.json)
     finally:
         for server in started:

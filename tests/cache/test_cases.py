@@ -300,7 +300,7 @@ def test_a_stale_match_cannot_be_pinned(forget):
     forget(world)
     for expected in (matches, []):
         world.cache.expect(expected)
-        assert world.cache.unproven_states == 0
+        assert world.cache.surplus_states == 0
         world.check()
     for match in matches:
         with pytest.raises(ValueError, match=f"the state at {match.resume_len} is gone"):

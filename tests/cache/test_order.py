@@ -89,17 +89,17 @@ def test_room_for_opportunistic_states_is_made_of_unproven_ones_only():
     assert world.serve([*range(4), 7], 0) == 4
     world.cache.expect([world.match([*range(100, 104), 7], 100)])
     pin = world.cache.pin(world.match([*range(200, 204), 7], 200))
-    assert world.cache.unproven_states == 2
+    assert world.cache.surplus_states == 2
     free = world.port.pool.fundable_states()
-    assert not world.cache.evict_unproven(free + 3, 0)
-    assert not world.cache.evict_unproven(free + 1, 0, reserve_states=2)
+    assert not world.cache.evict_for_extras(free + 3, 0)
+    assert not world.cache.evict_for_extras(free + 1, 0, reserve_states=2)
     assert world.cache.states == 11
     for count, left in ((1, [4, 6]), (2, [6])):
-        assert world.cache.evict_unproven(free + count, 0)
+        assert world.cache.evict_for_extras(free + count, 0)
         assert world.cache.states == 11 - count
         assert (world.held_depths(300), world.held_depths(400)) == ([6], left)
     world.cache.unpin(pin)
-    assert world.cache.unproven_states == 1
+    assert world.cache.surplus_states == 1
     world.check()
 
 
@@ -109,6 +109,6 @@ def test_a_prompts_own_extras_are_thinned_evenly():
     world.serve(range(34))
     assert world.held_depths() == [*range(4, 33, 4), 34]
     for left in ([8, 16, 24, 32], [16, 32], [32]):
-        evict_states(world, world.cache.unproven_states - len(left))
+        evict_states(world, world.cache.surplus_states - len(left))
         assert world.held_depths() == [*left, 34]
     world.check()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from radix import Kind
+from tests.cache.small import evict_states
 from tests.oracle.world import World
 
 
@@ -139,7 +140,7 @@ def test_states_that_nobody_used_are_as_good_as_free_memory():
     world = World(block_size=1, grid=4, opportunistic=64, dense=4, states=200, blocks=600)
     for first in range(10_000, 18_000, 1000):
         world.serve(range(first, first + 60))
-    assert world.cache.unproven_states == 8 * 14
+    assert (world.cache.surplus_states, world.cache.states) == (8 * 14 - 7, 8 * 15)
     assert [world.serve(prompt) for prompt in prompts(103, 30, 3)] == [0, 100, 100]
     assert world.cache.report().evicted[Kind.PROMPT_END] == 0
     world.check()
@@ -150,6 +151,53 @@ def test_once_ends_fill_memory_a_second_prompt_proves_a_prefix_for_the_third():
     world = World(block_size=1, grid=4, opportunistic=64, dense=4, states=200, blocks=600)
     for first in range(10_000, 60_000, 1000):
         world.serve(range(first, first + 60))
-    assert world.cache.unproven_states == 0
+    assert world.cache.surplus_states == 0
     assert [world.serve(prompt) for prompt in prompts(103, 30, 3)] == [0, 0, 100]
     world.check()
+
+
+def strangers(world: World, count: int) -> None:
+    """Prompts that share nothing, the last ones numbered lowest."""
+    for first in range(10_000 + 1000 * count, 10_000, -1000):
+        world.serve(range(first, first + 60))
+
+
+def test_a_few_states_are_on_probation_once_ends_fill_memory():
+    """The second prompt with a new prefix resumes at one of few states, and proves the rest."""
+    for probation, expected in ((16, [0, 64, 100]), (0, [0, 0, 100])):
+        world = World(
+            block_size=1, grid=4, opportunistic=32, dense=4, probation=probation, states=20,
+            blocks=3000,
+        )  # fmt: skip
+        strangers(world, 60)
+        assert [world.serve(prompt) for prompt in prompts(103, 30, 3)] == expected
+        world.check()
+
+
+def test_probation_ends_with_a_use_or_when_younger_ones_come():
+    """What was used stays; what was not makes room for the next, and no end has to go for it."""
+    world = World(block_size=1, grid=4, opportunistic=32, dense=4, states=20, blocks=3000)
+    strangers(world, 60)
+    used, unused = list(range(100)), list(range(1000, 1100))
+    for prompt in (used, unused):
+        world.serve(prompt, "new")
+    assert world.start([*used[:70], 9], "new").lease.abort() is None
+    strangers(world, 20)
+    assert world.match([*used[:70], 9], "new").resume_len == 64
+    assert world.match([*unused[:70], 9], "new").resume_len == 0
+    assert world.match([*unused, 9], "new").resume_len == 100
+    world.check()
+
+
+def test_a_short_turn_brings_nothing_on_probation():
+    """A few blocks more are no new prefix: states there would drive out those of new prompts."""
+    world = World(block_size=1, grid=4, opportunistic=32, dense=4, states=20, blocks=3000)
+    strangers(world, 60)
+    world.serve(range(40))
+    evict_states(world, world.cache.surplus_states)
+    world.port.alloc(world.port.pool.fundable_states(), 0)  # running requests have the rest
+    assert (world.cache.surplus_states, world.cache.held.few) == (0, 2)
+    for prompt_len, expected in ((60, [60]), (100, [64, 96, 100])):
+        match = world.match(range(prompt_len))
+        stops = world.cache.stops(match, start=match.resume_len, prompt_len=prompt_len)
+        assert [stop.depth for stop in stops] == expected

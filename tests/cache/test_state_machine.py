@@ -26,12 +26,15 @@ class CacheMachine(RuleBasedStateMachine):
         interval=st.sampled_from([0, 4, 8]),
         opportunistic=st.sampled_from([0, 4]),
         dense=st.sampled_from([0, 4]),
+        probation=st.sampled_from([0, 1, 2, 4]),
         ghosts=st.sampled_from([0, 6, 10_000]),
         states=st.integers(2, 6),
         blocks=st.integers(10, 30),
         policy=st.sampled_from([ConsumedLru, ExpectedLoss]),
     )
-    def build(self, block_size, interval, opportunistic, dense, ghosts, states, blocks, policy):
+    def build(
+        self, block_size, interval, opportunistic, dense, probation, ghosts, states, blocks, policy
+    ):
         coarse = max(1, block_size // 4)
         self.stem = [7] * STEMS[block_size]
         self.world = World(
@@ -40,6 +43,7 @@ class CacheMachine(RuleBasedStateMachine):
             interval=interval * coarse,
             opportunistic=opportunistic * coarse,
             dense=dense * coarse,
+            probation=probation,
             ghost_tokens=ghosts * coarse,
             states=states,
             blocks=blocks,

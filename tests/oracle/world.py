@@ -106,6 +106,7 @@ class World:
     interval: int = 0
     opportunistic: int = 0
     dense: int = 0
+    probation: int = 16
     ghost_tokens: int = 200
     states: int = 100
     blocks: int = 400
@@ -130,6 +131,7 @@ class World:
             interval=self.interval,
             opportunistic=self.opportunistic,
             dense=self.dense,
+            probation=self.probation,
             ghost_tokens=self.ghost_tokens,
         )
         self.cache = PrefixCache(self.port, config, self.policy)

@@ -25,6 +25,7 @@ def test_defaults_and_values() -> None:
         ({"KIMI_K3_BOUNDARIES": "on"}, ["KIMI_K3_BOUNDARIES='on'", "auto, off"]),
         ({"KIMI_K3_GHOST_TOKENS": "-1"}, ["KIMI_K3_GHOST_TOKENS=-1"]),
         ({"KIMI_K3_OVERTAKE": "-1"}, ["KIMI_K3_OVERTAKE=-1", "0 (off)"]),
+        ({"KIMI_K3_PROBATION": "-1"}, ["KIMI_K3_PROBATION=-1", "0 (off)"]),
     ],
 )
 def test_a_bad_option_is_named(env: dict[str, str], words: list[str]) -> None:

@@ -82,6 +82,21 @@ def test_a_new_prefix_takes_the_memory_of_states_that_nobody_used(kernel_chunk: 
     assert [kind for kind in Kind if evicted[kind]] == [Kind.OPPORTUNISTIC]
 
 
+@pytest.mark.parametrize(("probation", "expected"), [(16, [0, 32, 40]), (0, [0, 0, 40])])
+def test_a_new_prefix_finds_a_few_states_when_ends_fill_memory(probation, expected) -> None:
+    """The first prompt leaves few at the cost of others, the second proves where it parts."""
+    world = World(
+        tokens=3000, states=20, rows=8, chunk=200, grid=4, opportunistic=16, kernel_chunk=4,
+        probation=probation,
+    )  # fmt: skip
+    for seed in range(100, 200):
+        world.serve(prompt(seed, 40))
+    assert world.tree.cache.report().evicted[Kind.PROMPT_END], "memory is not full of ends"
+    shared = prompt(1, 41)
+    found = [world.serve(shared + prompt(10 + user, 9)) for user in range(3)]
+    assert [req.num_matched_prefix_tokens for req in found] == expected
+
+
 def test_a_burst_with_one_new_prefix_computes_it_once() -> None:
     world = World(tokens=2000, states=60, rows=8, chunk=200, opportunistic=8)
     shared = prompt(1, 64)
@@ -330,6 +345,7 @@ def test_random_load_with_aborts_and_retraction(seed: int, overlap: bool) -> Non
         beside=overlap,
         opportunistic=max(8, page_size) * (seed % 2),
         kernel_chunk=4 * ((seed + 1) // 2 % 2),
+        probation=seed % 3,
         page_size=page_size,
     )
     histories = [prompt(1, 24)]

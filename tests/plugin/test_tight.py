@@ -29,6 +29,8 @@ def test_every_request_that_fits_alone_is_served(overlap: bool) -> None:
             interval=interval,
             overlap=overlap,
             kernel_chunk=4 if overlap else 0,
+            opportunistic=8 if overlap else 4096,
+            probation=1,  # every state may be on probation
         )
         requests = [
             world.request([1000 * user + i for i in range(length)], new=4)

@@ -35,7 +35,7 @@ _WIDTHS: Table = np.diff(np.array(BOUNDS, dtype=np.float64))
 
 
 class _Order(ABC):
-    """A heap of values, corrected when an entry comes up; unproven opportunistic ones first."""
+    """A heap of values, corrected when an entry comes up; surplus opportunistic ones first."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -55,7 +55,7 @@ class _Order(ABC):
 
     def _entry(self, checkpoint: Checkpoint) -> tuple[bool, float, int, Checkpoint]:
         self._serial += 1
-        proven = not checkpoint.unproven
+        proven = not checkpoint.surplus
         return proven, self._value(checkpoint), self._serial, checkpoint
 
     def keep(self, checkpoint: Checkpoint, now: int) -> None:

@@ -47,6 +47,7 @@ class Ours:
                 interval=setup.interval,
                 opportunistic=setup.opportunistic,
                 dense=setup.dense,
+                probation=setup.probation,
                 ghost_tokens=setup.ghost_tokens,
                 reserve_states=RESERVED_STATES,
                 reserve_blocks=geometry.max_blocks // RESERVED_SHARE,
