@@ -23,6 +23,7 @@ class Recorded:
         self.key = None
         self.down = False
         self.now = 1000.0
+        self.soon = None
         self.asked = []
 
     @property
@@ -31,13 +32,14 @@ class Recorded:
 
     def count(self, name, value):
         """Set a series without labels of its own."""
-        head = f"kimi_k3:{name}{{"
-        lines = [
-            f"{line.rsplit(' ', 1)[0]} {value}" if line.startswith(head) else line
-            for line in self.metrics.splitlines()
-        ]
-        assert lines != self.metrics.splitlines() or f" {float(value)}" in self.metrics
-        self.metrics = "\n".join(lines) + "\n"
+        self.metrics = counted(self.metrics, name, value)
+
+    def count_later(self, seconds, **values):
+        """From the next reading on: so much time went by, and series stand at these."""
+        metrics = self.metrics
+        for name, value in values.items():
+            metrics = counted(metrics, name, value)
+        self.soon = metrics, self.now + seconds  # in one go: a watcher reads in its own thread
 
     def answer(self, request):
         self.asked.append(request.url.path)
@@ -47,6 +49,8 @@ class Recorded:
             return httpx.Response(401)
         if request.url.path == "/server_info":
             return httpx.Response(200, json=self.info)
+        if request.url.path == "/metrics" and self.soon:
+            (self.metrics, self.now), self.soon = self.soon, None
         if request.url.path == "/metrics" and self.metrics is not None:
             return httpx.Response(200, text=self.metrics)
         return httpx.Response(404)
@@ -58,6 +62,17 @@ class Recorded:
     def poll(self, watcher, *, after=2.0):
         self.now += after
         asyncio.run(watcher.poll())
+
+
+def counted(metrics, name, value):
+    """The text with another value of a series."""
+    head = f"kimi_k3:{name}{{"
+    lines = [
+        f"{line.rsplit(' ', 1)[0]} {value}" if line.startswith(head) else line
+        for line in metrics.splitlines()
+    ]
+    assert lines != metrics.splitlines() or f" {float(value)}" in metrics
+    return "\n".join(lines) + "\n"
 
 
 @pytest.fixture

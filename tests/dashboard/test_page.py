@@ -86,9 +86,7 @@ def test_the_figures_are_the_servers(visit, told):
 
 def test_the_figures_follow_the_server(visit, told):
     page = visit()
-    told.count("input_tokens_total", 33406)
-    told.count("resumed_tokens_total", 27867)
-    told.now += 4
+    told.count_later(4, input_tokens_total=33406, resumed_tokens_total=27867)
     expect(cell(page, "reasons", "input", 1)).to_have_text("1,000")
     expect(page.locator("#tile-hit .value")).to_have_text("90.0%")
     expect(page).to_have_title(re.compile("^90.0 %"))
