@@ -98,7 +98,7 @@ class PrefixCache:
             prompt_len=prompt_len,
             boundaries=boundaries,
             spare=lambda states: self.spare(states, blocks),
-            few=self.held.few,
+            few=self.few,
         )
 
     def spare(self, states: int, blocks: int, *, surplus: bool = True) -> bool:
@@ -215,7 +215,7 @@ class PrefixCache:
 
     @property
     def surplus_states(self) -> int:
-        """Opportunistic checkpoints that are as good as free: no use, nobody waits, no pin."""
+        """Opportunistic checkpoints that are as good as free: unused, no longer on probation."""
         return self.held.surplus
 
     @property
@@ -272,17 +272,30 @@ class PrefixCache:
         assert grant is not None, ("the pool refused what it said would fit", states, blocks)
         return grant
 
-    def evict_for_extras(
+    def evict_surplus(self, states: int, blocks: int, *, reserve_states: int = 0) -> bool:
+        """Make room for opportunistic states: of others, none but surplus ones are evicted.
+
+        False, with nothing evicted, unless so many states more would fit in the same way.
+        """
+        # All surplus ones would do, and they are the first victims: it ends before any other.
+        return self._spares(states + reserve_states, blocks) and self.evict(states, blocks)
+
+    def evict_for_few(
         self, states: int, blocks: int, *, reserve_states: int = 0, reserve_blocks: int = 0
     ) -> bool:
-        """Make room for a prompt's opportunistic states: few evict anyone, more surplus ones only.
+        """Make room for the few opportunistic states that a prompt may leave at others' cost.
 
-        False, with nothing evicted, unless the reserves would fit as well in the same way.
+        Not at the cost of what waiting requests will resume from. False, with nothing evicted,
+        unless the reserves would fit as well.
         """
-        # Surplus ones are the first victims: where they would do, it ends before any other.
-        fits = self.fits if states <= self.held.few else self._spares
-        may = fits(states + reserve_states, blocks + reserve_blocks)
-        return may and self.evict(states, blocks)
+        needed = states + reserve_states
+        free = self.evictable_states - len(self.held.expected) >= needed
+        return free and self.fits(needed, blocks + reserve_blocks) and self.evict(states, blocks)
+
+    @property
+    def few(self) -> int:
+        """How many opportunistic states a prompt may leave at the cost of others."""
+        return self.held.few
 
     def _bury(self, node: Node) -> list[IdArray]:
         """Take the KV from `node` upwards that serves no checkpoint and no pin; its blocks."""

@@ -28,6 +28,7 @@ class Checkpoint:
         "expected",
         "gap",
         "hits",
+        "in_answer",
         "kind",
         "later",
         "line",
@@ -61,6 +62,7 @@ class Checkpoint:
         self.expected = False  # a request that waits will resume here
         self.counted = False  # among those that `radix.held` says are as good as free
         self.on_probation = False  # `radix.probation`
+        self.in_answer = False  # behind the end of the same turn's prompt
         self.note: object = None  # the policy's
 
     @property

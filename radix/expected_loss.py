@@ -20,7 +20,8 @@ _CLASSES = 7  # of either
 _SHORT_LEN = 512  # tokens; shorter paths are of one class
 _LEARNING = 0.01  # weight of one request in the share of lost ends
 _HITS = 3  # more are told apart no further
-_SURE = 1.0  # uses per tick of what a waiting request will resume from, or may soon
+_SURE = 1.0  # uses per tick of what a waiting request will resume from
+_MAYBE = 0.5  # of what is on probation: above all that is learned
 
 # How often a class is used before anything is learned, beside ends that stand last on their path.
 _STANDINGS = {"last": 1.0, "twin": 0.2, "superseded": 0.02}
@@ -195,7 +196,7 @@ class ExpectedLoss:
         node = checkpoint.node
         loss = self._costs.recompute(fallback_len(node), checkpoint.depth)
         freed = self._costs.state_bytes + only_len(node) * self._costs.token_bytes
-        least = _SURE if checkpoint.expected or checkpoint.on_probation else 0.0
+        least = _SURE if checkpoint.expected else _MAYBE if checkpoint.on_probation else 0.0
         ward = self._ward(checkpoint)
         return self._ranking.judge(place, loss / freed, ward, least=least, early=False)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from radix import lines
 from radix.checkpoint import Checkpoint
 from radix.matching import resumed
+from radix.node import nearest_above
 from radix.probation import Probation
 from radix.tree import LOST_PER_EDGE
 from radix.values import ENDS
@@ -51,7 +52,10 @@ class Held:
         self.count += 1
         if kind in ENDS:
             self._judge(lines.join(checkpoint))
-        if checkpoint.unproven:
+        above = nearest_above(node)
+        if above is not None and above.turn == turn:
+            checkpoint.in_answer = above.kind in ENDS or above.in_answer
+        if checkpoint.unproven and not checkpoint.in_answer:
             self.probation.join(checkpoint)
         self._recount(checkpoint)
         self.policy.keep(checkpoint, self.tick)
@@ -96,7 +100,7 @@ class Held:
 
     def _recount(self, checkpoint: Checkpoint) -> None:
         """Whether it is surplus and no pin protects it: the policy's first victims are such."""
-        if checkpoint.lost or not checkpoint.unproven:
+        if checkpoint.lost or checkpoint.hits:
             self.probation.leave(checkpoint)
         counts = checkpoint.surplus and checkpoint.evictable
         self.surplus += counts - checkpoint.counted

@@ -28,6 +28,7 @@ class Lease:
     __slots__ = (
         "blocks",
         "cache",
+        "few",
         "live",
         "match",
         "namespace",
@@ -59,6 +60,7 @@ class Lease:
         self.stops = stops  # still ahead
         self.offers: list[Offer] = []  # filled or about to be, not yet committed
         self.refused: list[int] = []  # depths of stops that found no room, not yet committed
+        self.few = cache.few  # opportunistic states it may still leave at the cost of others
 
     def _open(self) -> Pin:
         if self.pin is None:
@@ -81,12 +83,12 @@ class Lease:
     def take(self, stop: Stop) -> SlotId | None:
         """A state to write at `stop`; None: no room, so that checkpoint is skipped.
 
-        An opportunistic one evicts others as `PrefixCache.evict_for_extras` says.
+        An opportunistic one evicts surplus ones, and a few of a prompt anyone.
         """
         self._open()
         self.stops = tuple(other for other in self.stops if other.depth > stop.depth)
         tails = int(stop.depth % self.cache.config.block_size > 0)
-        may = stop.kind is not Kind.OPPORTUNISTIC or self.cache.evict_for_extras(1, tails)
+        may = stop.kind is not Kind.OPPORTUNISTIC or self._make_room(tails)
         grant = self.cache.acquire(1, tails) if may else None
         if grant is None:
             self.cache.counters.skipped[stop.kind] += 1
@@ -96,6 +98,14 @@ class Lease:
         tail = int(grant.blocks[0]) if tails else None
         self.offers.append(Offer(stop.depth, slot, stop.kind, tail))
         return slot
+
+    def _make_room(self, tails: int) -> bool:
+        """For an opportunistic state."""
+        if self.cache.evict_surplus(1, tails):
+            return True
+        may = self.few > 0 and self.cache.evict_for_few(1, tails)
+        self.few -= may
+        return may
 
     def commit(self, tokens: TokenArray) -> None:
         """Publish the states taken so far, all of them written; `tokens` are those computed."""

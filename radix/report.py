@@ -288,8 +288,8 @@ def _probation(cache: PrefixCache) -> Iterator[str]:
     if len(probation) > probation.most(cache.states):
         yield f"R11 {len(probation)} on probation of {cache.states}"
     for checkpoint in members:
-        if not checkpoint.unproven:
-            yield f"R11 the checkpoint at {checkpoint.depth} is on probation and proven"
+        if checkpoint.hits or checkpoint.kind is not Kind.OPPORTUNISTIC or checkpoint.in_answer:
+            yield f"R11 the checkpoint at {checkpoint.depth} should not be on probation"
 
 
 def _expected(cache: PrefixCache) -> Iterator[str]:

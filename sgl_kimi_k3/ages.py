@@ -45,8 +45,8 @@ class AgingPool:
     """The arena as the tree sees it (`radix.PoolPort`); knows when each state was last useful.
 
     The tree frees a state through its pool only when it evicts it, so that is where eviction ages
-    are taken.  Extra states that nobody used have none: they come and go in spare memory, and their
-    ages would say that it is short.
+    are taken.  Extra states that nobody used have none: they come and go in spare memory or their
+    small share, and their ages would say that memory is short.
     """
 
     def __init__(self, arena: Arena, clock: Callable[[], float] = time.monotonic) -> None:

@@ -120,6 +120,7 @@ class Captures:
             req.last_node, start=req.prefix_len, prompt_len=len(tokens), boundaries=boundaries
         )
         req.kimi_k3_stops = {stop.depth: stop.kind for stop in stops}
+        req.__dict__.setdefault("kimi_k3_few", self._cache.few)  # a retraction brings no new ones
         proven = worth_a_state(req, self.waiting, self._grid)
         if proven is not None and not self._is_firm(req, proven):
             req.kimi_k3_stops[proven] = Kind.JUNCTION
@@ -181,7 +182,7 @@ class Captures:
     def inside(self, req: Req) -> list[Capture]:
         """The states the kernel shall write inside the chunk.
 
-        Optional ones evict others as `PrefixCache.evict_for_extras` says.
+        Optional ones evict surplus ones, and a few of a prompt anyone.
         """
         if not self.kernel_chunk:
             return []
@@ -233,7 +234,7 @@ class Captures:
             return []
         self._flush_held_frees()
         if all(kind is Kind.OPPORTUNISTIC for _, kind in wanted):
-            taken = self._take_spare(wanted)
+            taken = self._take_spare(req, wanted)
         else:
             taken = []
             for depth, kind in wanted:
@@ -259,15 +260,10 @@ class Captures:
         self._cache.counters.skipped[kind] += 1
         req.__dict__.setdefault("kimi_k3_refused", []).append(depth)
 
-    def _take_spare(self, wanted: list[tuple[int, Kind]]) -> list[Capture]:
+    def _take_spare(self, req: Req, wanted: list[tuple[int, Kind]]) -> list[Capture]:
         """All or nothing, as long as some stay that the next ones can have in the same way."""
         count, tails = len(wanted), sum(self._tails(depth) for depth, _ in wanted)
-        if not self._cache.evict_for_extras(
-            count,
-            tails,
-            reserve_states=OPTIONAL_RESERVE_STATES,
-            reserve_blocks=self._step_blocks,
-        ):
+        if not self._make_room(req, count, tails):
             return []
         grant = self._arena.alloc(count, tails, overwritten=True)
         assert grant is not None, ("the pool refused what it said would fit", count, tails)
@@ -276,6 +272,19 @@ class Captures:
             Capture(depth, slot, kind, next(blocks) if self._tails(depth) else None)
             for (depth, kind), slot in zip(wanted, grant.states.tolist(), strict=True)
         ]
+
+    def _make_room(self, req: Req, count: int, tails: int) -> bool:
+        """For opportunistic states: of surplus ones, or a few times in a request of any."""
+        reserve = OPTIONAL_RESERVE_STATES
+        if self._cache.evict_surplus(count, tails, reserve_states=reserve):
+            return True
+        few = req.__dict__.get("kimi_k3_few", 0)
+        if count > few or not self._cache.evict_for_few(
+            count, tails, reserve_states=reserve, reserve_blocks=self._step_blocks
+        ):
+            return False
+        req.kimi_k3_few = few - count
+        return True
 
     def _tails(self, depth: int) -> int:
         """Blocks that a state at `depth` brings."""

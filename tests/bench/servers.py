@@ -119,9 +119,10 @@ class Server:
         if self.process is not None and self.alive():
             main = psutil.Process(self.process.pid)
             for process in (main, *main.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                with contextlib.suppress(psutil.NoSuchProcess):
                     for thread in process.threads():
-                        os.sched_setaffinity(thread.id, cores)
+                        with contextlib.suppress(ProcessLookupError):  # it ended
+                            os.sched_setaffinity(thread.id, cores)
 
     def stop(self) -> None:
         """End the whole process group."""

@@ -81,7 +81,7 @@ def test_opportunistic_states_go_before_superseded_ends():
         assert world.held_depths() == left
 
 
-def test_room_for_opportunistic_states_is_made_of_unproven_ones_only():
+def test_room_for_opportunistic_states_is_made_of_surplus_ones_only():
     """The oldest goes first; one that was used, is waited for or pinned stays, as do all ends."""
     world = World(block_size=1, opportunistic=4)
     for first in range(0, 500, 100):
@@ -91,11 +91,11 @@ def test_room_for_opportunistic_states_is_made_of_unproven_ones_only():
     pin = world.cache.pin(world.match([*range(200, 204), 7], 200))
     assert world.cache.surplus_states == 2
     free = world.port.pool.fundable_states()
-    assert not world.cache.evict_for_extras(free + 3, 0)
-    assert not world.cache.evict_for_extras(free + 1, 0, reserve_states=2)
+    assert not world.cache.evict_surplus(free + 3, 0)
+    assert not world.cache.evict_surplus(free + 1, 0, reserve_states=2)
     assert world.cache.states == 11
     for count, left in ((1, [4, 6]), (2, [6])):
-        assert world.cache.evict_for_extras(free + count, 0)
+        assert world.cache.evict_surplus(free + count, 0)
         assert world.cache.states == 11 - count
         assert (world.held_depths(300), world.held_depths(400)) == ([6], left)
     world.cache.unpin(pin)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from radix import Kind
+from radix.node import nodes_below
 from tests.cache.small import evict_states
 from tests.oracle.world import World
 
@@ -147,8 +148,10 @@ def test_states_that_nobody_used_are_as_good_as_free_memory():
 
 
 def test_once_ends_fill_memory_a_second_prompt_proves_a_prefix_for_the_third():
-    """What was used or may be continued is worth more than what might be shared."""
-    world = World(block_size=1, grid=4, opportunistic=64, dense=4, states=200, blocks=600)
+    """Without probation: what may be continued is worth more than what might be shared."""
+    world = World(
+        block_size=1, grid=4, opportunistic=64, dense=4, probation=0, states=200, blocks=600
+    )
     for first in range(10_000, 60_000, 1000):
         world.serve(range(first, first + 60))
     assert world.cache.surplus_states == 0
@@ -201,3 +204,44 @@ def test_a_short_turn_brings_nothing_on_probation():
         match = world.match(range(prompt_len))
         stops = world.cache.stops(match, start=match.resume_len, prompt_len=prompt_len)
         assert [stop.depth for stop in stops] == expected
+
+
+def test_probation_outlasts_a_request_that_waited_and_gave_up():
+    """That somebody waited for a state is no reason to drop it."""
+    world = World(block_size=1, grid=4, opportunistic=32, dense=4, states=20, blocks=3000)
+    strangers(world, 60)
+    world.serve(range(100), "new")
+    waiting = world.match([*range(70), 9], "new")
+    world.cache.expect([waiting])
+    world.cache.expect([])
+    evict_states(world, world.cache.surplus_states)
+    assert world.match([*range(70), 9], "new").resume_len == 64
+    world.check()
+
+
+def test_a_prompt_has_its_few_once():
+    """However many states were planned while memory was free, and however they are taken."""
+    world = World(block_size=1, grid=4, opportunistic=32, dense=4, states=20, blocks=6000)
+    strangers(world, 30)
+    run = world.start(range(100), "new")
+    planned = [stop for stop in run.lease.stops if stop.kind is Kind.OPPORTUNISTIC]
+    assert world.cache.evict(world.port.pool.fundable_states() + world.cache.surplus_states, 0)
+    world.port.alloc(world.port.pool.fundable_states(), 0)
+    assert (len(planned), run.lease.few, world.cache.surplus_states) == (24, 3, 0)
+    assert sum(run.lease.take(stop) is not None for stop in planned) == 3
+    run.lease.abort()
+
+
+def test_what_is_waited_for_does_not_go_for_a_few():
+    world = World(block_size=1, grid=4, opportunistic=32, dense=4, states=20, blocks=3000)
+    strangers(world, 60)
+    evict_states(world, world.cache.surplus_states)
+    world.port.alloc(world.port.pool.fundable_states(), 0)
+    ends = [node.checkpoint for node in nodes_below(world.cache.roots[None]) if node.checkpoint]
+    world.cache.expect([], ends)
+    assert (world.cache.surplus_states, world.cache.few) == (0, 2)
+    assert not world.cache.evict_for_few(2, 0)
+    world.cache.expect([], ends[2:])
+    assert world.cache.evict_for_few(2, 0)
+    assert len(world.cache.held.expected) == len(ends) - 2
+    world.check()

@@ -21,6 +21,7 @@ def test_the_options_table_has_the_defaults_of_the_code():
     assert set(rows) == {
         "interval",
         "opportunistic",
+        "probation",
         "grid",
         "ghost-tokens",
         "overtake",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from radix import Kind, Loss
+from radix.node import nodes_below
 from sgl_kimi_k3 import scheduler
 from tests.plugin.test_life import prompt, take_everything
 from tests.plugin.world import World
@@ -192,3 +193,19 @@ def test_more_conversations_than_fit(overlap, page_size) -> None:
     report = world.tree.cache.report()
     assert report.taken[Kind.OPPORTUNISTIC] > 5
     assert report.hit_tokens[Kind.OPPORTUNISTIC] > 0
+
+
+def test_an_answers_states_are_not_on_probation() -> None:
+    """They take free memory only, and push nothing out that the next prompts may need."""
+    world = answering(kernel_chunk=4, grid=4, opportunistic=8, probation=4)
+    world.serve(prompt(1, 40), new=60)
+    world.drain()
+    probation = [
+        node.checkpoint.depth
+        for root in world.tree.cache.roots.values()
+        for node in nodes_below(root)
+        if node.checkpoint and node.checkpoint.on_probation
+    ]
+    assert probation
+    assert max(probation) < 40
+    assert max(depths(world, Kind.OPPORTUNISTIC)) > 40
