@@ -225,10 +225,14 @@ def test_a_prompt_has_its_few_once():
     strangers(world, 30)
     run = world.start(range(100), "new")
     planned = [stop for stop in run.lease.stops if stop.kind is Kind.OPPORTUNISTIC]
-    assert world.cache.evict(world.port.pool.fundable_states() + world.cache.surplus_states, 0)
-    world.port.alloc(world.port.pool.fundable_states(), 0)
+    while world.cache.surplus_states:  # fewer states have fewer on probation
+        assert world.cache.evict(world.port.pool.fundable_states() + world.cache.surplus_states, 0)
     assert (len(planned), run.lease.few, world.cache.surplus_states) == (24, 3, 0)
-    assert sum(run.lease.take(stop) is not None for stop in planned) == 3
+    taken = 0
+    for stop in planned:
+        world.port.alloc(world.port.pool.fundable_states(), 0)  # an end left its KV, too
+        taken += run.lease.take(stop) is not None
+    assert taken == 3
     run.lease.abort()
 
 
