@@ -203,6 +203,7 @@ class Captures:
         """
         if req.skip_radix_cache_insert:
             return None
+        req.kimi_k3_few = 0  # they were the prompt's
         tails = self._tails(depth)
         if kind is Kind.OPPORTUNISTIC and not self._cache.spare(1, tails, surplus=False):
             self._refuse(req, depth, kind)
@@ -274,7 +275,7 @@ class Captures:
         ]
 
     def _make_room(self, req: Req, count: int, tails: int) -> bool:
-        """For opportunistic states: of surplus ones, or a few times in a request of any."""
+        """For opportunistic states: surplus ones go, and anyone for the few of a prompt."""
         reserve = OPTIONAL_RESERVE_STATES
         if self._cache.evict_surplus(count, tails, reserve_states=reserve):
             return True

@@ -5,6 +5,7 @@ import pytest
 
 from radix import Kind
 from radix.node import nodes_below
+from radix.probation import Probation
 from tests.cache.small import evict_states
 from tests.oracle.world import World
 
@@ -250,3 +251,11 @@ def test_what_is_waited_for_does_not_go_for_a_few():
     assert world.cache.evict_for_few(2, 0)
     assert len(world.cache.held.expected) == len(ends) - 2
     world.check()
+
+
+def test_probation_holds_eight_prompts_or_two_states_of_each():
+    """One in 16 of all states; of these two for a prompt, or an eighth where that is more."""
+    probation = Probation(16)
+    sizes = [(held, probation.most(held), probation.few(held)) for held in (15, 16, 40, 200, 640)]
+    assert sizes == [(15, 0, 0), (16, 1, 1), (40, 2, 2), (200, 12, 2), (640, 40, 5)]
+    assert (Probation(0).most(640), Probation(0).few(640)) == (0, 0)
