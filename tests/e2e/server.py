@@ -144,16 +144,22 @@ class Server:
         assert self.process.poll() is None, excerpt(self.log)
 
     def settle(self, *, timeout: float = 60.0) -> Metrics:
-        """Wait until nothing runs and the gauges are of that moment; returns the metrics then."""
+        """Wait until nothing runs and the figures are of that moment; returns the metrics then.
+
+        They may be 0.2 s old, from before the last answer's end: idle ones must be told twice.
+        """
         deadline = time.monotonic() + timeout
+        before: dict[str, float] = {}
         while True:
             found = self.metrics()
             busy = ("sglang:num_running_reqs", "sglang:num_queue_reqs", "kimi_k3:pins")
-            if not any(found[name] for name in busy):
+            idle = not any(found[name] for name in busy)
+            if idle and found.ours() == before:
                 return found
+            before = found.ours() if idle else {}
             assert time.monotonic() < deadline, f"not idle after {timeout} s: {found.ours()}"
             self.assert_healthy()
-            time.sleep(0.2)
+            time.sleep(0.3)
 
     def assert_idle_books(self) -> Metrics:
         """Idle invariants, from `/metrics`."""
