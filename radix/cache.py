@@ -295,7 +295,7 @@ class PrefixCache:
     @property
     def few(self) -> int:
         """How many opportunistic states a prompt may leave at the cost of others."""
-        return self.held.few
+        return self.held.probation.few(self.states)
 
     def _bury(self, node: Node) -> list[IdArray]:
         """Take the KV from `node` upwards that serves no checkpoint and no pin; its blocks."""

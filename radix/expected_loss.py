@@ -39,11 +39,12 @@ class ExpectedLoss:
     early. But once the last end is evicted, its line will resume at the next shallower checkpoint,
     whatever its kind, which takes it as its `ward`: from then on it promises the ward's uses as
     well. So a path is trimmed from its end, and what is left is judged by who may come for it. What
-    a waiting request will resume from (`expected`) is as good as used, and so is an opportunistic
-    one on probation; unproven ones make nothing behind them worth less, since most will be gone
-    soon. Surplus ones go before all else, the oldest first: who leaves some pays with those of
-    others. Of one prompt's every other one goes before the rest: gaps double, so that it stays
-    covered, and edges merge in pairs, each token log n times instead of n.
+    a waiting request will resume from (`expected`) is as good as used, an opportunistic one on
+    probation comes next, before all that is learned; unproven ones make nothing behind them worth
+    less, since most will be gone soon. Surplus ones go before all else, the oldest first: who
+    leaves some pays with those of others. Of one prompt's every other one goes before the rest:
+    gaps double, so that it stays covered, and edges merge in pairs, each token log n times instead
+    of n.
 
     Facts are noted as they change, scores made when a victim is asked for (`Ranking`): a tick on
     which nothing is evicted costs nothing. What a checkpoint is worth by its neighbours is looked

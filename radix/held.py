@@ -78,11 +78,6 @@ class Held:
             self._judge(lines.leave(checkpoint))
         self._release()
 
-    @property
-    def few(self) -> int:
-        """How many opportunistic states a prompt may leave at the cost of others."""
-        return self.probation.few(self.count)
-
     def _release(self) -> None:
         """Nobody stays on probation for whom there is no room."""
         while (oldest := self.probation.release(self.count)) is not None:

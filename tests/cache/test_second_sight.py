@@ -200,7 +200,7 @@ def test_a_short_turn_brings_nothing_on_probation():
     world.serve(range(40))
     evict_states(world, world.cache.surplus_states)
     world.port.alloc(world.port.pool.fundable_states(), 0)  # running requests have the rest
-    assert (world.cache.surplus_states, world.cache.held.few) == (0, 2)
+    assert (world.cache.surplus_states, world.cache.few) == (0, 2)
     for prompt_len, expected in ((60, [60]), (100, [64, 96, 100])):
         match = world.match(range(prompt_len))
         stops = world.cache.stops(match, start=match.resume_len, prompt_len=prompt_len)
