@@ -5,10 +5,13 @@ previous prompt, the answer this server gave, and the trace's new tokens.  Token
 the trace's block ids, so sharing between sessions is the trace's.  Only the standard library is
 used, so that it runs wherever the server runs.
 
-Prints one line and, with `--json`, writes the figures: TTFT, inter-token latency (ITL: gaps between
-events) and time per output token (TPOT: mean gap of a request; p50, p95 of each), output tokens per
-second, token hit rate (cached prompt tokens / prompt tokens).  Where events of many streams arrive
-in bunches, ITL's median says little and TPOT tells.
+A closed loop asks more of the faster server, whose decode batches are then larger.  With `--pace`
+a client sends a turn every so many seconds, so that two servers that keep up do the same work.
+
+Prints one line and, with `--json`, writes the figures: TTFT, inter-token latency (ITL: the gap
+before an event, shared among its tokens, as SGLang's `bench_serving` counts it) and time per output
+token (TPOT: mean gap of a request; p50, p95 of each), output tokens per second, token hit rate
+(cached prompt tokens / prompt tokens).
 """
 
 from __future__ import annotations
@@ -30,11 +33,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 VOCABULARY = 30_000
 FIRST_TOKEN = 10
-SHORT_PROMPT, LONG_ANSWER = 128, 1024  # tokens, where only decoding is measured
+SHORT_PROMPT, LONG_ANSWER = 128, 512  # tokens, where only decoding is measured
+# Tokens in an event there: a Python process that serves 32 streams of 300 events a second is
+# slower than the decode steps of a small model.
+STREAM_INTERVAL = 16
+LATE_S = 0.01  # a paced turn sent so long after it was due is late
 
 
 @dataclass(frozen=True)
@@ -52,14 +59,22 @@ class Result:
     prompt_tokens: int
     cached_tokens: int
     ttft_s: float
-    gaps_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)  # one per token behind the first event
     output_tokens: int = 0
-    first_tokens: int = 1  # that came with the first event
 
     @property
     def tpot_s(self) -> float:
         """Seconds per output token behind the first event; 0.0 if none came."""
-        return sum(self.gaps_s) / max(self.output_tokens - self.first_tokens, 1)
+        return sum(self.gaps_s) / max(len(self.gaps_s), 1)
+
+    def note(self, waited_s: float, output_tokens: int) -> None:
+        """Note an event that came so long after the one before (the first: after the request)."""
+        new = output_tokens - self.output_tokens
+        if self.output_tokens == 0:
+            self.ttft_s = waited_s
+        elif new > 0:
+            self.gaps_s += [waited_s / new] * new
+        self.output_tokens = output_tokens
 
 
 def rows(path: Path) -> Iterator[dict]:
@@ -131,12 +146,14 @@ def generate(
     extra_key: str | None = None,
     dp_rank: int | None = None,
     may_end: bool = False,
+    stream_interval: int = 1,
 ) -> tuple[list[int], Result]:
     """One streamed greedy request; returns its output ids and what was measured.
 
     A new `extra_key` shares no prefix with any other request.  Under DP attention each rank has a
     cache of its own; without a `dp_rank` the server chooses.  SGLang admits one that may end early
-    (`may_end`) on an estimate of its output, and retracts it if the estimate was too low.
+    (`may_end`) on an estimate of its output, and retracts it if the estimate was too low.  Events
+    behind the first bring `stream_interval` tokens each.
     """
     address = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=600)
@@ -149,9 +166,10 @@ def generate(
             "max_new_tokens": output_length,
             "temperature": 0,
             "ignore_eos": not may_end,
+            "stream_interval": stream_interval,
         },
     }
-    start = last = time.perf_counter()
+    last = time.perf_counter()
     connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     assert response.status == http.client.OK, response.read()[:500]
@@ -166,15 +184,10 @@ def generate(
         meta = event["meta_info"]
         ended = meta.get("finish_reason") or {}
         assert ended.get("type") != "abort", f"refused or given up: {ended.get('message')}"
-        if result.output_tokens == 0:
-            result.ttft_s = now - start
-            result.first_tokens = meta["completion_tokens"]
-        else:
-            result.gaps_s.append(now - last)
+        result.note(now - last, meta["completion_tokens"])
         last = now
-        ids = event["output_ids"]
-        output = ids if len(ids) > len(output) else output + ids
-        result.output_tokens = meta["completion_tokens"]
+        ids = event["output_ids"]  # all of them, or (`--incremental-streaming-output`) new ones
+        output = ids if len(ids) == result.output_tokens else output + ids
         result.cached_tokens = meta["cached_tokens"]
     connection.close()
     return output[-result.output_tokens :], result
@@ -185,13 +198,37 @@ def rank_of(serial: int, dp: int) -> int | None:
     return serial % dp if dp > 1 else None
 
 
+@dataclass
+class Pace:
+    """When a client's turns are due: from `due` on, one every `every_s` seconds; 0: at once."""
+
+    due: float
+    every_s: float
+    late: int = 0  # turns sent after they were due, because the one before was still answered
+
+    def wait(self) -> None:
+        """Sleep until the next turn is due."""
+        if self.every_s:
+            ahead = self.due - time.perf_counter()
+            self.late += ahead < -LATE_S
+            time.sleep(max(ahead, 0.0))
+            self.due += self.every_s
+
+
+@dataclass
+class Seen:
+    """What all clients saw."""
+
+    results: list[Result] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
 def play(
-    url: str,
+    ask: Callable[[list[int], int], tuple[list[int], Result]],
     todo: queue.SimpleQueue,
-    results: list[Result],
-    failures: list[str],
+    seen: Seen,
+    pace: Pace,
     end: float,
-    dp_rank: int | None = None,
 ) -> None:
     """One client: whole sessions until none is left, a request fails or the time is over."""
     while True:
@@ -201,15 +238,16 @@ def play(
             return
         history: list[int] = []
         for turn in turns:
+            pace.wait()
             if time.perf_counter() > end:
                 return
             history += turn.new_tokens
             try:
-                output, result = generate(url, history, turn.output_length, dp_rank=dp_rank)
+                output, result = ask(history, turn.output_length)
             except (OSError, http.client.HTTPException, AssertionError) as error:
-                failures.append(repr(error)[:300])
+                seen.failures.append(repr(error)[:300])
                 return
-            results.append(result)
+            seen.results.append(result)
             history += output
 
 
@@ -233,15 +271,18 @@ def run(
     longest: int,
     seconds: float = 600,
     dp: int = 1,
+    pace_s: float = 0.0,
 ) -> dict:
     """Play the load, at most so long; returns the figures.
 
-    With `dp` attention replicas each client stays on one of them, in turn.
+    With `dp` attention replicas each client stays on one of them, in turn; with `pace_s` it sends a
+    turn every so many seconds.
     """
     todo: queue.SimpleQueue = queue.SimpleQueue()
     for turns in sessions(trace, count=count, longest=longest):
         todo.put(turns)
-    return {"trace": trace.name, **closed_loop(url, todo, clients, seconds=seconds, dp=dp)}
+    figures = closed_loop(url, todo, clients, seconds=seconds, dp=dp, pace_s=pace_s)
+    return {"trace": trace.name, **figures}
 
 
 def decode_only(url: str, *, clients: int, seed: int = 1) -> dict:
@@ -254,26 +295,40 @@ def decode_only(url: str, *, clients: int, seed: int = 1) -> dict:
     todo: queue.SimpleQueue = queue.SimpleQueue()
     for _ in range(clients):
         todo.put([Turn(random_tokens(source, SHORT_PROMPT), LONG_ANSWER)])
-    return closed_loop(url, todo, clients)
+    return closed_loop(url, todo, clients, stream_interval=STREAM_INTERVAL)
 
 
 def closed_loop(
-    url: str, todo: queue.SimpleQueue, clients: int, *, seconds: float = 600, dp: int = 1
+    url: str,
+    todo: queue.SimpleQueue,
+    clients: int,
+    *,
+    seconds: float = 600,
+    dp: int = 1,
+    pace_s: float = 0.0,
+    stream_interval: int = 1,
 ) -> dict:
     """Play all sessions by so many clients, begun within `seconds`; returns the figures."""
-    results: list[Result] = []
-    failures: list[str] = []
+    seen = Seen()
     start = time.perf_counter()
-    arguments = (url, todo, results, failures, start + seconds)
-    threads = [
-        threading.Thread(target=play, args=(*arguments, rank_of(serial, dp)))
-        for serial in range(clients)
-    ]
+    paces = [Pace(start + pace_s * serial / clients, pace_s) for serial in range(clients)]
+    threads = []
+    for serial, pace in enumerate(paces):
+        ask = functools.partial(
+            generate, url, dp_rank=rank_of(serial, dp), stream_interval=stream_interval
+        )
+        threads.append(threading.Thread(target=play, args=(ask, todo, seen, pace, start + seconds)))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     elapsed = time.perf_counter() - start
+    return summary(seen, clients, elapsed, sum(pace.late for pace in paces))
+
+
+def summary(seen: Seen, clients: int, elapsed: float, late: int) -> dict:
+    """The figures of a load that took so many seconds."""
+    results = seen.results
     prompt = sum(result.prompt_tokens for result in results) or 1
     gaps = [gap for result in results for gap in result.gaps_s] or [0.0]
     ttfts = [result.ttft_s for result in results] or [0.0]
@@ -281,7 +336,8 @@ def closed_loop(
     return {
         "clients": clients,
         "requests": len(results),
-        "failures": failures,
+        "failures": seen.failures,
+        "late": late,
         "seconds": round(elapsed, 3),
         "prompt_tokens": prompt,
         "token_hit_rate": sum(result.cached_tokens for result in results) / prompt,
@@ -302,6 +358,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=32_768, help="tokens of one conversation")
     parser.add_argument("--seconds", type=float, default=600, help="start no request after that")
     parser.add_argument("--dp", type=int, default=1, help="attention replicas of the server")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds between a client's turns")
     parser.add_argument("--label", default="")
     parser.add_argument("--json", type=Path)
     parsed = parser.parse_args()
@@ -313,6 +370,7 @@ def main() -> None:
         longest=parsed.longest,
         seconds=parsed.seconds,
         dp=parsed.dp,
+        pace_s=parsed.pace,
     )
     figures["label"] = parsed.label
     print(json.dumps(figures))

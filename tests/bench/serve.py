@@ -2,7 +2,8 @@
 
 For each model (a config of random weights) stock in its strongest configurations and ours are
 started with the same memory and measured one after the other, with the same requests; loads of few
-clients and those with room `--rounds` times, every other time in the opposite order.  These models
+clients and those with room `--rounds` times, every other time in the opposite order, and then ours
+also compared with each other one round by round.  These models
 are small and their steps are bound by the host: with `--cores N` each server has N cores of its
 own, and the one that is measured is moved to the first ones.  Without that two starts of one server
 differ by more than the two servers do.
@@ -13,6 +14,8 @@ differ by more than the two servers do.
 - `decode`: as many answers at once and nothing else, for the latency of equal batches;
 - chat loads made from traces, closed loop, at several numbers of clients, in an arena small enough
   that the cache is under pressure, and (`roomy`) without pressure;
+- `paced`: the same chat, where every client sends a turn every two seconds, so that two servers
+  that keep up do the same work in the same time;
 - `short`: many clients with short contexts, for how many run at once.
 
 Figures are written after every cell, so that a run that is cut off leaves what it measured.  Run it
@@ -34,10 +37,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
-from tests.bench import agree, load, shared_prefix
+from tests.bench import agree, load, rounds, shared_prefix
 from tests.bench.servers import (
     OURS,
     PREFILL_GRAPHS,
@@ -67,6 +69,7 @@ class Load:
     clients: int
     sessions: int
     longest: int = 32_768
+    pace_s: float = 0.0
 
     def play(self, url: str, traces: Path, seconds: float) -> dict:
         """Its figures on one server."""
@@ -79,6 +82,7 @@ class Load:
             count=self.sessions,
             longest=self.longest,
             seconds=seconds,
+            pace_s=self.pace_s,
         )
 
 
@@ -95,6 +99,7 @@ ROOMY_LOADS = (
     *(Load("decode", "", clients, clients) for clients in (1, 8, 32)),
     Load("roomy", "airline-chat", 8, 24),
     Load("roomy", "airline-chat", 32, 64),
+    Load("paced", "airline-chat", 32, 64, pace_s=2.0),
 )
 SHORT = Load("short", "airline-chat", 192, 192, 2_200)
 
@@ -169,6 +174,17 @@ def groups(parsed: argparse.Namespace) -> list[Group]:
                 )
             made.append(Group(memory == "roomy", servers))
     return made
+
+
+def pairs(made: list[Group]) -> list[tuple[str, str]]:
+    """Ours and each other server of its group."""
+    return [
+        (ours.name, other.name)
+        for group in made
+        for ours in group.servers
+        for other in group.servers
+        if ours.ours and not other.ours
+    ]
 
 
 def keep_clients_off(servers: list[Server]) -> None:
@@ -249,23 +265,6 @@ def measure(
                 yield {"round": turn, **cell(server, one, parsed.traces, parsed.seconds)}
 
 
-def medians(cells: list[dict]) -> list[dict]:
-    """One row for each server and load: the median of its rounds, figure by figure."""
-    found: dict[tuple, list[dict]] = {}
-    for each in cells:
-        if "ttft_ms" in each:
-            found.setdefault((each["load"], each["clients"], each["server"]), []).append(each)
-
-    def middle(value: Any, rows: list[Any]) -> Any:
-        if isinstance(value, dict):
-            return {key: middle(value[key], [row[key] for row in rows]) for key in value}
-        if isinstance(value, int):  # counts stay whole
-            return median_low(rows)
-        return median(rows) if isinstance(value, float) else value
-
-    return [middle(rows[0], rows) | {"failures": []} for rows in found.values()]
-
-
 def line(cell: dict) -> str:
     """One cell for people."""
     if "ttft_ms" not in cell:
@@ -278,8 +277,17 @@ def line(cell: dict) -> str:
         f"ITL {cell['itl_ms']['p50']:6.2f} / {cell['itl_ms']['p95']:6.2f} ms  "
         f"TPOT {cell['tpot_ms']['p50']:6.2f} ms  "
         f"{cell['output_tokens_per_s']:6.0f} tok/s  running {cell['running_peak']:3d}  "
-        f"retracted {cell['retractions']}"
+        f"retracted {cell['retractions']}  late {cell['late']}"
     )
+
+
+def tell_rounds(report: dict, count: int) -> None:
+    """Print the medians, and how ours compares."""
+    print(f"medians of {count} rounds:")
+    for row in report.get("medians", []):
+        print(line(row))
+    for row in report.get("ratios", []):
+        print(rounds.ratio_line(row))
 
 
 def write(report: dict, path: Path) -> None:
@@ -293,7 +301,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, action="append", required=True)
     parser.add_argument("--traces", type=Path, required=True, help="folder of *.jsonl.gz")
     parser.add_argument("--parts", default="roomy,pressed,short")
-    parser.add_argument("--loads", default="decode,airline,agentic,roomy")
+    parser.add_argument("--loads", default="decode,airline,agentic,roomy,paced")
     parser.add_argument("--clients", default="1,8,32,64")
     parser.add_argument("--gpu", default="0")
     parser.add_argument("--port", type=int, default=31_000)
@@ -350,7 +358,8 @@ def main() -> None:
                 print(line(row), flush=True)
                 for failure in row.get("failures", [])[:2]:
                     print("   ", failure, flush=True)
-                report["medians"] = medians(report["cells"])
+                report["medians"] = rounds.medians(report["cells"])
+                report["ratios"] = rounds.ratios(report["cells"], pairs(made))
                 write(report, parsed.json)
             for server in () if group.roomy else group.servers:
                 note_shared_prefix(server, report, flush=False)
@@ -359,9 +368,7 @@ def main() -> None:
         for server in started:
             server.stop()
     if parsed.rounds > 1:
-        print(f"medians of {parsed.rounds} rounds:")
-        for row in report.get("medians", []):
-            print(line(row))
+        tell_rounds(report, parsed.rounds)
     differ = [one.name for one in started if one.ours and not right(one.name, report)]
     if differ:
         sys.exit(f"answers from the cache are not those without: {', '.join(differ)}")

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 READY = "fired up and ready to roll"
 START_S = 420.0
+# Events bring new ids only: all ids so far in every event cost the two processes that write and
+# read them more than a decode step of these models.
 BASE_FLAGS = (
     "--load-format dummy --skip-tokenizer-init --host 127.0.0.1 --attention-backend triton "
-    "--chunked-prefill-size 16384"
+    "--chunked-prefill-size 16384 --incremental-streaming-output"
 )
 STOCK = "--enable-unified-memory --mamba-radix-cache-strategy extra_buffer"
 STOCK_SPLIT = "--mamba-radix-cache-strategy extra_buffer"

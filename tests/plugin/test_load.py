@@ -66,10 +66,47 @@ def test_what_was_given_up_is_a_failure(server: HTTPServer, answer: str) -> None
     assert not served or figures["token_hit_rate"] == 3 / 4
 
 
-def test_time_per_output_token_is_the_mean_gap_of_a_request() -> None:
-    """However its events were bunched; an answer of one token has none."""
-    bunched = load.Result(9, 0, 0.5, gaps_s=[0.0, 0.0, 0.9], output_tokens=4)
-    assert bunched.tpot_s == pytest.approx(0.3)
-    late = load.Result(9, 0, 0.5, gaps_s=[0.1], output_tokens=9, first_tokens=8)
-    assert late.tpot_s == pytest.approx(0.1)
-    assert load.Result(9, 0, 0.5, output_tokens=1).tpot_s == 0
+@pytest.mark.parametrize("incremental", [False, True])
+def test_an_answer_is_all_its_tokens_however_events_bring_them(
+    server: HTTPServer, incremental: bool
+) -> None:
+    """One at first, then three, then the end without a new one."""
+    ids, counts = [50, 51, 52, 53], [1, 4, 4]
+    Handler.answer = [
+        {
+            "output_ids": ids[start if incremental else 0 : count],
+            "meta_info": {"completion_tokens": count, "cached_tokens": 0},
+        }
+        for start, count in zip([0, *counts], counts, strict=False)
+    ]
+    found, result = load.generate(f"http://127.0.0.1:{server.server_port}", [1], 4)
+    assert found == ids
+    assert (result.output_tokens, len(result.gaps_s)) == (4, 3)
+
+
+def test_an_events_gap_is_shared_among_its_tokens() -> None:
+    """Behind the first event; an answer of one token has no gap."""
+    result = load.Result(9, 0, 0.0)
+    result.note(0.5, 2)
+    assert (result.ttft_s, result.tpot_s) == (0.5, 0)
+    for waited_s, tokens in ((0.3, 5), (0.9, 5), (0.2, 6)):
+        result.note(waited_s, tokens)
+    assert result.gaps_s == pytest.approx([0.1, 0.1, 0.1, 0.2])
+    assert result.tpot_s == pytest.approx(0.125)
+
+
+def test_a_paced_client_catches_up_and_says_that_it_was_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, slept = [100.0], []
+    monkeypatch.setattr(load.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(load.time, "sleep", slept.append)
+    pace = load.Pace(100.5, 2.0)
+    for then in (100.0, 101.0, 107.0, 107.1):
+        now[0] = then
+        pace.wait()
+    assert slept == pytest.approx([0.5, 1.5, 0.0, 0.0])
+    assert (pace.due, pace.late) == (108.5, 2)
+    pace = load.Pace(0.0, 0.0)  # a closed loop is never late
+    pace.wait()
+    assert (len(slept), pace.late) == (4, 0)
