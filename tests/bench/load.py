@@ -206,13 +206,16 @@ class Pace:
     every_s: float
     late: int = 0  # turns sent after they were due, because the one before was still answered
 
-    def wait(self) -> None:
-        """Sleep until the next turn is due."""
+    def wait(self, end: float) -> bool:
+        """Sleep until the next turn is due; False, at once, if that is after the end."""
+        now = time.perf_counter()
+        if max(now, self.due) > end:
+            return False
         if self.every_s:
-            ahead = self.due - time.perf_counter()
-            self.late += ahead < -LATE_S
-            time.sleep(max(ahead, 0.0))
+            self.late += now - self.due > LATE_S
+            time.sleep(max(self.due - now, 0.0))
             self.due += self.every_s
+        return True
 
 
 @dataclass
@@ -238,8 +241,7 @@ def play(
             return
         history: list[int] = []
         for turn in turns:
-            pace.wait()
-            if time.perf_counter() > end:
+            if not pace.wait(end):
                 return
             history += turn.new_tokens
             try:

@@ -104,9 +104,11 @@ def test_a_paced_client_catches_up_and_says_that_it_was_late(
     pace = load.Pace(100.5, 2.0)
     for then in (100.0, 101.0, 107.0, 107.1):
         now[0] = then
-        pace.wait()
+        assert pace.wait(end=108.0)
     assert slept == pytest.approx([0.5, 1.5, 0.0, 0.0])
     assert (pace.due, pace.late) == (108.5, 2)
+    assert not pace.wait(end=108.0)
     pace = load.Pace(0.0, 0.0)  # a closed loop is never late
-    pace.wait()
+    assert pace.wait(end=108.0)
+    assert not pace.wait(end=107.0)
     assert (len(slept), pace.late) == (4, 0)
