@@ -159,6 +159,14 @@ class End:
             low, step = high, max(step, min(2 * step, _SCAN_MOST))
         return found[0] if len(found) == 1 else np.concatenate(found)
 
+    def upcoming(self, count: int) -> IdArray:
+        """Indices of the holes that the next `take`s fill, in order: at most `count`, one look."""
+        if self.live == self.frontier:
+            return EMPTY
+        low = self._first_hole
+        high = min(low + max(_SCAN, 2 * count), self.frontier)
+        return self.index_of(np.flatnonzero(self._live[low:high] == 0)[:count] + low)
+
     def live_from(self, position: int) -> IdArray:
         """Live positions at or above `position`, ascending."""
         return np.flatnonzero(self._live[position : self.frontier]) + position

@@ -110,6 +110,13 @@ class Pool:
         bottom = self.geometry.state_end(self._states.packed)
         return self.geometry.blocks_above(bottom) - self._blocks.live
 
+    def upcoming_blocks(self, count: int) -> IdArray:
+        """Ids of at most `count` blocks that the next grants take, in order, if nothing happens.
+
+        Only holes, and only those found at one look.
+        """
+        return self.blocks.id_at(self._blocks.upcoming(count))
+
     # Take and return
 
     def alloc(self, states: int, blocks: int) -> Grant | None:

@@ -16,6 +16,7 @@ import torch
 
 from mempool import Geometry, Move, Pool, Side
 from mempool.storage import Storage, upload
+from sgl_kimi_k3.block_ids import BlockTensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,95 +78,6 @@ class SlotTensors:
         return int(self.read(slot)[0])
 
 
-class Ramp:
-    """The numbers from 0 up, or from `highest` down to 0, on the device; runs of them are views.
-
-    Triton compiles a kernel anew for a pointer that is no multiple of 16 bytes.  So there are two
-    copies, one number apart, and a view is of the one in which it begins at such an address.
-    """
-
-    def __init__(self, highest: int, device: torch.device, *, falling: bool = False) -> None:
-        self._bounds = (
-            [(highest + pad, -1, -1) for pad in (0, 1)]
-            if falling
-            else [(-pad, highest + 1, 1) for pad in (0, 1)]
-        )
-        self._copies = [self._numbers(bounds, device) for bounds in self._bounds]
-        self._addresses = [
-            range(copy.data_ptr(), copy.data_ptr() + copy.nbytes, copy.itemsize)
-            for copy in self._copies
-        ]
-
-    @staticmethod
-    def _numbers(bounds: tuple[int, int, int], device: torch.device) -> torch.Tensor:
-        return torch.arange(*bounds, dtype=torch.int64, device=device)
-
-    def view(self, start: int, count: int) -> torch.Tensor:
-        """The `count` numbers from the one at position `start` on; not to be written to."""
-        pad = start % 2
-        return self._copies[pad].narrow(0, start + pad, count)
-
-    def start_of(self, view: torch.Tensor) -> int | None:
-        """The position at which a view of ours begins; None for any other tensor."""
-        address = view.data_ptr()
-        for pad, addresses in enumerate(self._addresses):
-            if address in addresses and view.is_contiguous():
-                return addresses.index(address) - pad
-        return None
-
-    def intact(self) -> bool:
-        """Whether nobody wrote into the numbers.  Waits for the device."""
-        return all(
-            torch.equal(copy, self._numbers(bounds, copy.device))
-            for copy, bounds in zip(self._copies, self._bounds, strict=True)
-        )
-
-
-class BlockTensors:
-    """Block ids as device tensors: a run of them is a view of constants, so it copies nothing.
-
-    Blocks are taken in order from the arena's end on, so the usual grant is a run.  While nothing
-    of it has moved, so are its physical indices, falling.
-    """
-
-    def __init__(self, table: Table, device: torch.device) -> None:
-        self._homes = table.homes
-        self._highest = int(table.homes.max())
-        self._ids = Ramp(table.max_id, device)
-        self._indices = Ramp(self._highest, device, falling=True)
-        self._device = device
-
-    def of(self, ids: IdArray) -> torch.Tensor:
-        """The ids as an int64 tensor on the device; not to be written to."""
-        if len(ids) and _runs(ids, 1):
-            return self._ids.view(int(ids[0]), len(ids))
-        return upload(ids, self._device)
-
-    def indices_of(self, ids: torch.Tensor) -> torch.Tensor | None:
-        """Where the blocks of a view made by `of` are now, if a view can say it; else None.
-
-        Right for what is enqueued next, as the device's table is; not to be written to.
-        """
-        start, count = self._ids.start_of(ids), ids.numel()
-        if start is None or not count:
-            return None
-        homes = self._homes[start : start + count]
-        if not _runs(homes, -1):
-            return None
-        return self._indices.view(self._highest - int(homes[0]), count)
-
-    def intact(self) -> bool:
-        """Whether nobody wrote into the constants.  Waits for the device."""
-        return self._ids.intact() and self._indices.intact()
-
-
-def _runs(values: IdArray, step: int) -> bool:
-    """Whether each value is the one before plus `step`.  Bytes: for few, several times as fast."""
-    first, count = values.item(0), len(values)
-    run = np.arange(first, first + step * count, step, dtype=np.int64)
-    return values.tobytes() == run.tobytes()
-
-
 class Arena:
     """One byte arena with its policy.  Satisfies `radix.PoolPort`.
 
@@ -185,7 +97,7 @@ class Arena:
         self.states = DeviceTable(self.pool.states, raw.device)
         self.blocks = DeviceTable(self.pool.blocks, raw.device)
         self.slots = SlotTensors(self.pool.states.max_id, raw.device)
-        self.block_ids = BlockTensors(self.pool.blocks, raw.device)
+        self.block_ids = BlockTensors(self.pool, raw.device)
         self.device = raw.device
         self.decisions: DecisionLog | None = None
         self._tables = {

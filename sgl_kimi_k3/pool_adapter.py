@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sgl_kimi_k3.slots import StateSlotAllocator
 
 COMPACTION_BYTES_PER_CALL = 64 << 20
+# Tokens of a forward that Triton compiles the translation apart for: one, a multiple of 16, others.
+WARM_COUNTS = (1, 16, 2)
 
 
 class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
@@ -331,6 +333,8 @@ class ArenaAllocator(UnifiedMambaTokenToKVPoolAllocator):
     def prewarm_compaction(self) -> None:
         """SGLang calls this at start: compile and load what serving needs of ours."""
         self.arena.warm_up()
+        for count in WARM_COUNTS:
+            self.translate_write_loc(torch.zeros(count, dtype=torch.int64, device=self.device))
 
     def set_latest_forward_done_event(self, event: Any) -> None:
         """Moves run on the forward's stream order; no event is needed."""

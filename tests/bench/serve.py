@@ -2,7 +2,7 @@
 
 For each model (a config of random weights) stock in its strongest configurations and ours are
 started with the same memory and measured one after the other, with the same requests; loads of few
-clients and those with room `--rounds` times, every other time in the opposite order, and then ours
+clients, those with room and equal batches `--rounds` times, every other time in the opposite order, and then ours
 also compared with each other one round by round.  These models
 are small and their steps are bound by the host: with `--cores N` each server has N cores of its
 own, and the one that is measured is moved to the first ones.  Without that two starts of one server
@@ -11,7 +11,8 @@ differ by more than the two servers do.
 - `agree`: whether answers from the cache are those without, and those of the group's first server;
 - `shared_prefix`, with room on an empty cache, under pressure after all loads with what they left;
   the exit status is 1 if ours answered otherwise than without a cache anywhere;
-- `decode`: as many answers at once and nothing else, for the latency of equal batches;
+- `decode`: as many answers at once and nothing else, for the latency of equal batches; `full`: the
+  same in the arena as the loads under pressure left it, where every step takes what is evicted;
 - chat loads made from traces, closed loop, at several numbers of clients, in an arena small enough
   that the cache is under pressure, and (`roomy`) without pressure;
 - `paced`: the same chat, where every client sends a turn every two seconds, so that two servers
@@ -62,7 +63,7 @@ FEW = 8  # clients: little is measured in a round
 
 @dataclass(frozen=True)
 class Load:
-    """One closed loop; without a trace answers alone."""
+    """One closed loop; without a trace answers alone; `fresh`: on an empty cache."""
 
     name: str
     trace: str
@@ -70,6 +71,7 @@ class Load:
     sessions: int
     longest: int = 32_768
     pace_s: float = 0.0
+    fresh: bool = True
 
     def play(self, url: str, traces: Path, seconds: float) -> dict:
         """Its figures on one server."""
@@ -94,6 +96,7 @@ LOADS = (
     Load("agentic", "agentic-coding", 8, 24, 65_536),
     Load("agentic", "agentic-coding", 32, 78, 65_536),
     Load("agentic", "agentic-coding", 64, 78, 65_536),
+    Load("full", "", 32, 32, fresh=False),
 )
 ROOMY_LOADS = (
     *(Load("decode", "", clients, clients) for clients in (1, 8, 32)),
@@ -203,7 +206,7 @@ def keep_clients_off(servers: list[Server]) -> None:
 def cell(server: Server, one: Load, traces: Path, seconds: float) -> dict:
     """One load on one server."""
     named = {"server": server.name, "load": one.name, "clients": one.clients}
-    if not server.flush():
+    if not (server.flush() if one.fresh else server.alive()):
         return {**named, "dead": True}
     since = len(server.text())
     figures = one.play(server.url, traces, seconds)
@@ -257,7 +260,7 @@ def measure(
 ) -> Iterator[dict]:
     """Every load on every server of the group, in rounds; `up` are all that run."""
     for one in loads:
-        repeated = group.roomy or one.clients <= FEW
+        repeated = group.roomy or one.clients <= FEW or not one.trace
         for turn in range(parsed.rounds if repeated else 1):
             order = group.servers if turn % 2 == 0 else group.servers[::-1]
             for server in order:
@@ -301,7 +304,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, action="append", required=True)
     parser.add_argument("--traces", type=Path, required=True, help="folder of *.jsonl.gz")
     parser.add_argument("--parts", default="roomy,pressed,short")
-    parser.add_argument("--loads", default="decode,airline,agentic,roomy,paced")
+    parser.add_argument("--loads", default="decode,airline,agentic,full,roomy,paced")
     parser.add_argument("--clients", default="1,8,32,64")
     parser.add_argument("--gpu", default="0")
     parser.add_argument("--port", type=int, default=31_000)

@@ -1,13 +1,16 @@
 """What SGLang's scheduler asks of the two allocators, for pages of one token and of four."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 
 from mempool import Geometry, Table
+from mempool.end import End
 from mempool.storage import upload
-from sgl_kimi_k3 import arena
+from sgl_kimi_k3 import block_ids
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
 from sgl_kimi_k3.pools import build_pools
 from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
@@ -178,33 +181,90 @@ def test_ids_of_rows_and_tables_reach_as_far_as_they_are_indexed(pages):
     assert np.array_equal(arena.blocks.tensor.numpy(), arena.pool.blocks.indices)  # all are bound
 
 
+def holey(live, capacity=20):
+    """A pool of blocks with ids 1..20 at indices 25..6, of which those in `live` are taken."""
+    pool = SimpleNamespace(
+        blocks=Table(capacity, origin=25, stride=-1), end=End(capacity, origin=25, stride=-1)
+    )
+    pool.end.take(capacity)
+    pool.end.give(np.array([26 - one for one in range(1, capacity + 1) if one not in live]))
+    pool.upcoming_blocks = lambda count: pool.blocks.id_at(pool.end.upcoming(count))
+    return pool
+
+
 @pytest.mark.parametrize(
     ("ids", "copies"),
     [([9], 0), ([7, 8, 9], 0), ([6, 7, 9], 1), ([9, 8, 7], 1), ([6, 8, 7, 9], 1), ([], 1)],
 )
 def test_a_run_of_blocks_copies_nothing(monkeypatch, ids, copies):
     uploads = []
-    monkeypatch.setattr(arena, "upload", lambda *a: uploads.append(a) or upload(*a))
-    blocks = arena.BlockTensors(Table(20, origin=25, stride=-1), CPU)
+    monkeypatch.setattr(block_ids, "upload", lambda *a: uploads.append(a) or upload(*a))
+    blocks = block_ids.BlockTensors(holey({20}), CPU)
     found = blocks.of(np.array(ids, dtype=np.int64))
     assert found.tolist() == ids
     assert len(uploads) == copies
     where = blocks.indices_of(found)
-    assert (where is None) == bool(copies)
-    if where is not None:
+    assert (where is None) == (not ids)
+    if ids:
         assert where.tolist() == [26 - one for one in ids]
+    assert blocks.intact()
+
+
+def test_holes_are_uploaded_before_they_are_granted(monkeypatch):
+    """A decode step in an arena with holes copies nothing either; what is not foreseen is right."""
+    uploads = []
+    monkeypatch.setattr(block_ids, "upload", lambda *a: uploads.append(a) or upload(*a))
+    tokens = allocator(1)
+    held = tokens.alloc(48)
+    tokens.free(held[::2])  # 24 holes, no two beside each other
+    table = tokens.arena.blocks.tensor
+
+    def step(count):
+        before = len(uploads)
+        ids = tokens.alloc(count)
+        assert tokens.translate_write_loc(ids).equal(table[ids])
+        assert ids.data_ptr() % 16 == tokens.translate_write_loc(ids).data_ptr() % 16 == 0
+        return ids, len(uploads) - before
+
+    steps = [step(3) for _ in range(5)]
+    assert [copies for _, copies in steps] == [1, 0, 0, 0, 0]
+    assert torch.cat([ids for ids, _ in steps]).equal(held[::2][:15])
+    tokens.free(held[1:2])  # a hole below those that were foreseen
+    ids, copies = step(3)
+    assert (ids.tolist(), copies) == ([int(held[1]), *held[::2][15:17].tolist()], 1)
+    assert step(2)[1] == 0
+    assert step(9)[1] == 1, "the last holes and more"
+    assert step(4)[1] == 0, "a run"
+    assert tokens.arena.violations() == []
 
 
 def test_views_begin_where_kernels_need_no_variant():
     """Triton compiles anew for a pointer that is no multiple of 16 bytes."""
-    for ramp in (arena.Ramp(9, CPU), arena.Ramp(9, CPU, falling=True)):
+    for ramp in (block_ids.Ramp(9, CPU), block_ids.Ramp(9, CPU, falling=True)):
         assert all(ramp.view(start, 2).data_ptr() % 16 == 0 for start in range(8))
         assert all(ramp.start_of(ramp.view(start, 2)) == start for start in range(8))
         assert ramp.start_of(ramp.view(2, 6)[2:4]) == 4
         assert ramp.start_of(ramp.view(2, 6)[::2]) is None
         assert ramp.start_of(torch.arange(9)) is None
-    assert arena.Ramp(9, CPU).view(3, 4).tolist() == [3, 4, 5, 6]
-    assert arena.Ramp(9, CPU, falling=True).view(3, 4).tolist() == [6, 5, 4, 3]
+    assert block_ids.Ramp(9, CPU).view(3, 4).tolist() == [3, 4, 5, 6]
+    assert block_ids.Ramp(9, CPU, falling=True).view(3, 4).tolist() == [6, 5, 4, 3]
+
+
+@pytest.mark.parametrize("count", [6, 7])
+def test_what_is_uploaded_ahead_knows_its_views(count):
+    ids = np.array([7, 3, 9, 4, 8, 1, 5], dtype=np.int64)[:count]
+    ahead = block_ids.Ahead(ids, ids + 10, CPU)
+    assert ahead.take(ids[1:2]) is None
+    for start in range(count):
+        one = ahead.take(ids[start : start + 1])
+        assert one.data_ptr() % 16 == 0
+        assert ahead.start_of(one) == start
+        where = ahead.homes(start, ids[start : start + 1] + 10)
+        assert (where.tolist(), where.data_ptr() % 16) == ([ids[start] + 10], 0)
+        assert ahead.homes(start, ids[start : start + 1] + 11) is None
+        assert ahead.start_of(where) is None
+    assert ahead.take(ids[:1]) is None
+    assert ahead.start_of(torch.arange(3)) is None
 
 
 def test_where_a_step_writes_follows_moves():
@@ -227,6 +287,10 @@ def test_ids_that_somebody_wrote_over_are_found(pages):
     assert place.violations() == []
     held = pages.alloc(pages.page_size)
     place.block_ids.of(np.array([3, 4], dtype=np.int64))[1] = 0
+    assert place.violations() == ["block ids on the device were written over"]
+    place.block_ids.of(np.array([3, 4], dtype=np.int64))[1] = 4
+    assert place.violations() == []
+    place.block_ids.of(np.array([3, 5], dtype=np.int64))[1] = 0
     assert place.violations() == ["block ids on the device were written over"]
     place.slots.of(2)[0] = 9
     assert place.violations()[0] == "state ids on the device were written over"

@@ -65,6 +65,8 @@ class PoolMachine(RuleBasedStateMachine):
         fits, before = self.pool.fits(states, blocks), snapshot(self.pool)
         assert fits == self.demand(states, blocks)
         moved = self.pool.report().counters.moved_bytes
+        upcoming = self.pool.upcoming_blocks(5).tolist()
+        assert len(upcoming) == min(5, self.pool.report().blocks.holes)
         grant = self.pool.alloc(states, blocks)
         assert (grant is not None) == fits
         if grant is None:
@@ -72,6 +74,8 @@ class PoolMachine(RuleBasedStateMachine):
             self.check_refusal(states, blocks)
             return
         assert (len(grant.states), len(grant.blocks)) == (states, blocks)
+        if not grant.moves:
+            assert grant.blocks[: len(upcoming)].tolist() == upcoming[:blocks]
         self.apply(grant.moves)
         self.enter(STATE, grant.states, grant.stale_states)
         self.enter(BLOCK, grant.blocks, grant.stale_blocks)
