@@ -2,11 +2,11 @@
 
 For each model (a config of random weights) stock in its strongest configurations and ours are
 started with the same memory and measured one after the other, with the same requests; loads of few
-clients, those with room and equal batches `--rounds` times, every other time in the opposite order, and then ours
-also compared with each other one round by round.  These models
-are small and their steps are bound by the host: with `--cores N` each server has N cores of its
-own, and the one that is measured is moved to the first ones.  Without that two starts of one server
-differ by more than the two servers do.
+clients, those with room and equal batches `--rounds` times, every other time in the opposite order,
+and then ours is also compared with each other one round by round.  These models are small and their
+steps are bound by the host: with `--cores N` each server has N cores of its own, and the one that
+is measured is moved to the first ones.  Without that two starts of one server differ by more than
+the two servers do.
 
 - `agree`: whether answers from the cache are those without, and those of the group's first server;
 - `shared_prefix`, with room on an empty cache, under pressure after all loads with what they left;
@@ -298,13 +298,35 @@ def write(report: dict, path: Path) -> None:
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
+def chosen_loads(names: str, clients: str) -> list[Load]:
+    """Loads named as `paced` (with each of `clients` that it has) or `paced:32`, comma between."""
+    known = (*LOADS, *ROOMY_LOADS)
+    wanted = names.split(",")
+    counts = {int(n) for n in clients.split(",")}
+    unknown = set(wanted) - {n for one in known for n in (one.name, f"{one.name}:{one.clients}")}
+    if unknown:
+        raise SystemExit(
+            f"--loads {','.join(sorted(unknown))}: choose of "
+            + ", ".join(f"{one.name}:{one.clients}" for one in known)
+        )
+    return [
+        one
+        for one in known
+        if (one.name in wanted and one.clients in counts) or f"{one.name}:{one.clients}" in wanted
+    ]
+
+
 def arguments() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--config", type=Path, action="append", required=True)
     parser.add_argument("--traces", type=Path, required=True, help="folder of *.jsonl.gz")
     parser.add_argument("--parts", default="roomy,pressed,short")
-    parser.add_argument("--loads", default="decode,airline,agentic,full,roomy,paced")
+    parser.add_argument(
+        "--loads",
+        default="decode,airline,agentic,full,roomy,paced",
+        help="comma between; NAME, or NAME:CLIENTS whatever --clients says",
+    )
     parser.add_argument("--clients", default="1,8,32,64")
     parser.add_argument("--gpu", default="0")
     parser.add_argument("--port", type=int, default=31_000)
@@ -324,12 +346,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Command line."""
     parsed = arguments()
-    clients = {int(n) for n in parsed.clients.split(",")}
-    chosen = [
-        one
-        for one in (*LOADS, *ROOMY_LOADS)
-        if one.name in parsed.loads.split(",") and one.clients in clients
-    ]
+    chosen = chosen_loads(parsed.loads, parsed.clients)
     roomy = tuple(one for one in chosen if one in ROOMY_LOADS)
     pressed = tuple(one for one in chosen if one in LOADS)
     pressed += (SHORT,) if "short" in parsed.parts.split(",") else ()

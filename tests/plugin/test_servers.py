@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.bench import serve
 from tests.bench.servers import Server, take_stage
 
 CHILD = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(1)"
@@ -58,3 +59,13 @@ def test_servers_without_cores_of_their_own_stay_where_they_are() -> None:
     shared = [Server(name, Path("config.json"), "", 0) for name in "ab"]
     take_stage(shared[1], shared)
     assert [server.cores for server in shared] == [(), ()]
+
+
+def test_loads_are_chosen_by_name_and_clients() -> None:
+    def chosen(names: str, clients: str = "1,8,32,64") -> list[tuple[str, int]]:
+        return [(one.name, one.clients) for one in serve.chosen_loads(names, clients)]
+
+    assert chosen("decode,agentic:32", "1,8") == [("agentic", 32), ("decode", 1), ("decode", 8)]
+    assert chosen("paced,full") == [("full", 32), ("paced", 32)]
+    with pytest.raises(SystemExit, match=r"--loads agentic:9,chat: choose of airline:1, airline:8"):
+        chosen("chat,paced,agentic:9")
