@@ -160,12 +160,10 @@ class End:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def upcoming(self, count: int) -> IdArray:
-        """Indices of the holes that the next `take`s fill, in order: at most `count`, one look."""
-        if self.live == self.frontier:
-            return EMPTY
+        """Indices that the next `take`s make live, in order: at most `count`, found at one look."""
         low = self._first_hole
-        high = min(low + max(_SCAN, 2 * count), self.frontier)
-        return self.index_of(np.flatnonzero(self._live[low:high] == 0)[:count] + low)
+        found = np.flatnonzero(self._live[low : low + max(_SCAN, 2 * count)] == 0)
+        return self.index_of(found[:count] + low)
 
     def live_from(self, position: int) -> IdArray:
         """Live positions at or above `position`, ascending."""

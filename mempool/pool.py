@@ -111,9 +111,9 @@ class Pool:
         return self.geometry.blocks_above(bottom) - self._blocks.live
 
     def upcoming_blocks(self, count: int) -> IdArray:
-        """Ids of at most `count` blocks that the next grants take, in order, if nothing happens.
+        """Ids of the blocks that the next grants take, in order, if nothing is freed or moved.
 
-        Only holes, and only those found at one look.
+        At most `count`, found at one look; whether there is room for them is not asked.
         """
         return self.blocks.id_at(self._blocks.upcoming(count))
 

@@ -97,7 +97,7 @@ class Arena:
         self.states = DeviceTable(self.pool.states, raw.device)
         self.blocks = DeviceTable(self.pool.blocks, raw.device)
         self.slots = SlotTensors(self.pool.states.max_id, raw.device)
-        self.block_ids = BlockTensors(self.pool, raw.device)
+        self.block_ids = BlockTensors(self.pool, raw.device, ahead=geometry.block_size == 1)
         self.device = raw.device
         self.decisions: DecisionLog | None = None
         self._tables = {

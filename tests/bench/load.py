@@ -67,14 +67,20 @@ class Result:
         """Seconds per output token behind the first event; 0.0 if none came."""
         return sum(self.gaps_s) / max(len(self.gaps_s), 1)
 
-    def note(self, waited_s: float, output_tokens: int) -> None:
-        """Note an event that came so long after the one before (the first: after the request)."""
+    def note(self, waited_s: float, output_tokens: int) -> bool:
+        """Note an event that came so long after the last new token (the first: after the request).
+
+        False if it brings no new token: the wait goes on.
+        """
         new = output_tokens - self.output_tokens
+        if new <= 0:
+            return False
         if self.output_tokens == 0:
             self.ttft_s = waited_s
-        elif new > 0:
+        else:
             self.gaps_s += [waited_s / new] * new
         self.output_tokens = output_tokens
+        return True
 
 
 def rows(path: Path) -> Iterator[dict]:
@@ -184,8 +190,8 @@ def generate(
         meta = event["meta_info"]
         ended = meta.get("finish_reason") or {}
         assert ended.get("type") != "abort", f"refused or given up: {ended.get('message')}"
-        result.note(now - last, meta["completion_tokens"])
-        last = now
+        if result.note(now - last, meta["completion_tokens"]):
+            last = now
         ids = event["output_ids"]  # all of them, or (`--incremental-streaming-output`) new ones
         output = ids if len(ids) == result.output_tokens else output + ids
         result.cached_tokens = meta["cached_tokens"]
@@ -287,11 +293,12 @@ def run(
     return {"trace": trace.name, **figures}
 
 
-def decode_only(url: str, *, clients: int, seed: int = 1) -> dict:
+def decode_only(url: str, *, clients: int, seed: int) -> dict:
     """As many answers at once, of short prompts that share nothing: decode steps of one batch.
 
     In a closed loop the server with the faster prefills decodes for more clients at once, so each
-    of its steps has more to do; here batches are the same.
+    of its steps has more to do; here batches are the same.  An event brings `STREAM_INTERVAL`
+    tokens, so that ITL's p95 here is of means of so many steps.  Another seed, other prompts.
     """
     source = random.Random(seed)
     todo: queue.SimpleQueue = queue.SimpleQueue()

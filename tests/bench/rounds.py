@@ -29,17 +29,24 @@ def interval(values: list[float]) -> tuple[float, float] | None:
 
 
 def by_load(cells: list[dict]) -> dict[tuple[str, int], dict[str, list[dict]]]:
-    """Cells with figures: of every load and server, in the order of their rounds."""
+    """Cells of every load and server, in the order of their rounds."""
     found: dict[tuple[str, int], dict[str, list[dict]]] = {}
     for cell in cells:
-        if "ttft_ms" in cell:
-            servers = found.setdefault((cell["load"], cell["clients"]), {})
-            servers.setdefault(cell["server"], []).append(cell)
+        servers = found.setdefault((cell["load"], cell["clients"]), {})
+        servers.setdefault(cell["server"], []).append(cell)
     return found
 
 
+def whole(cell: dict) -> bool:
+    """Whether every client played its load: a failed one leaves the others more of the server."""
+    return bool(cell.get("requests")) and not cell["failures"] and not cell["dead"]
+
+
 def medians(cells: list[dict]) -> list[dict]:
-    """One row for each server and load: the median of its rounds, figure by figure."""
+    """One row for each server and load: the median of its whole rounds, figure by figure.
+
+    `failures` are those of all its rounds; a server without a whole round has no row.
+    """
 
     def middle(value: Any, rows: list[Any]) -> Any:
         if isinstance(value, dict):
@@ -48,31 +55,37 @@ def medians(cells: list[dict]) -> list[dict]:
             return median_low(rows)
         return median(rows) if isinstance(value, float) else value
 
-    return [
-        middle(rows[0], rows) | {"failures": []}
-        for servers in by_load(cells).values()
-        for rows in servers.values()
-    ]
+    found = []
+    for servers in by_load(cells).values():
+        for every in servers.values():
+            rows = [row for row in every if whole(row)]
+            failures = [one for row in every for one in row.get("failures", [])]
+            if rows:
+                figures = middle(rows[0], rows) | {"failures": failures, "rounds": len(rows)}
+                found.append({key: figures[key] for key in figures if key not in {"round", "dead"}})
+    return found
 
 
 def ratios(cells: list[dict], pairs: list[tuple[str, str]]) -> list[dict]:
     """Of each pair (one, other) and load: one's figures over the other's, round by round.
 
     A row holds, of the p50 of `COMPARED`, the median ratio and its interval (None: too few rounds).
+    Rounds that one of the two did not play whole are left out.
     """
     found = []
     for (load, clients), servers in by_load(cells).items():
         for one, other in pairs:
-            others = {row["round"]: row for row in servers.get(other, [])}
+            others = {row["round"]: row for row in servers.get(other, []) if whole(row)}
             both = [
                 (row, others[row["round"]])
                 for row in servers.get(one, [])
-                if row["round"] in others
+                if whole(row) and row["round"] in others
             ]
             row: dict[str, Any] = {"load": load, "clients": clients, "rounds": len(both)}
             for figure in COMPARED:
-                each = [a[figure]["p50"] / b[figure]["p50"] for a, b in both if b[figure]["p50"]]
-                if each:
+                values = [(a[figure]["p50"], b[figure]["p50"]) for a, b in both]
+                if both and all(a > 0 < b for a, b in values):
+                    each = [a / b for a, b in values]
                     row[figure] = {"median": median(each), "interval": interval(each)}
             if both:
                 found.append({"of": one, "to": other, **row})

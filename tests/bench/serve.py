@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.bench import agree, load, rounds, shared_prefix
+from tests.bench import agree, loads, rounds, shared_prefix
 from tests.bench.servers import (
     OURS,
     PREFILL_GRAPHS,
@@ -59,52 +59,6 @@ PRESSED = "--max-total-tokens 200000 --max-mamba-cache-size 100 --max-running-re
 ROOMY = "--max-total-tokens 1500000 --max-mamba-cache-size 2000 --max-running-requests 256"
 FRACTION = "--mem-fraction-static 0.9"
 FEW = 8  # clients: little is measured in a round
-
-
-@dataclass(frozen=True)
-class Load:
-    """One closed loop; without a trace answers alone; `fresh`: on an empty cache."""
-
-    name: str
-    trace: str
-    clients: int
-    sessions: int
-    longest: int = 32_768
-    pace_s: float = 0.0
-    fresh: bool = True
-
-    def play(self, url: str, traces: Path, seconds: float) -> dict:
-        """Its figures on one server."""
-        if not self.trace:
-            return load.decode_only(url, clients=self.clients)
-        return load.run(
-            url,
-            traces / f"{self.trace}.jsonl.gz",
-            clients=self.clients,
-            count=self.sessions,
-            longest=self.longest,
-            seconds=seconds,
-            pace_s=self.pace_s,
-        )
-
-
-LOADS = (
-    Load("airline", "airline-chat", 1, 4),
-    Load("airline", "airline-chat", 8, 24),
-    Load("airline", "airline-chat", 32, 96),
-    Load("airline", "airline-chat", 64, 160),
-    Load("agentic", "agentic-coding", 8, 24, 65_536),
-    Load("agentic", "agentic-coding", 32, 78, 65_536),
-    Load("agentic", "agentic-coding", 64, 78, 65_536),
-    Load("full", "", 32, 32, fresh=False),
-)
-ROOMY_LOADS = (
-    *(Load("decode", "", clients, clients) for clients in (1, 8, 32)),
-    Load("roomy", "airline-chat", 8, 24),
-    Load("roomy", "airline-chat", 32, 64),
-    Load("paced", "airline-chat", 32, 64, pace_s=2.0),
-)
-SHORT = Load("short", "airline-chat", 192, 192, 2_200)
 
 
 def machine(commit: str) -> dict[str, str]:
@@ -203,13 +157,13 @@ def keep_clients_off(servers: list[Server]) -> None:
         os.sched_setaffinity(0, left)
 
 
-def cell(server: Server, one: Load, traces: Path, seconds: float) -> dict:
-    """One load on one server."""
-    named = {"server": server.name, "load": one.name, "clients": one.clients}
+def cell(server: Server, one: loads.Load, turn: int, parsed: argparse.Namespace) -> dict:
+    """One load on one server, in one round."""
+    named = {"round": turn, "server": server.name, "load": one.name, "clients": one.clients}
     if not (server.flush() if one.fresh else server.alive()):
         return {**named, "dead": True}
     since = len(server.text())
-    figures = one.play(server.url, traces, seconds)
+    figures = one.play(server.url, parsed.traces, parsed.seconds, turn)
     return {**named, **figures, **server.figures(since), "dead": not server.alive()}
 
 
@@ -256,16 +210,16 @@ def check(server: Server, group: Group, report: dict[str, Any]) -> None:
 
 
 def measure(
-    group: Group, loads: tuple[Load, ...], up: list[Server], parsed: argparse.Namespace
+    group: Group, chosen: tuple[loads.Load, ...], up: list[Server], parsed: argparse.Namespace
 ) -> Iterator[dict]:
     """Every load on every server of the group, in rounds; `up` are all that run."""
-    for one in loads:
+    for one in chosen:
         repeated = group.roomy or one.clients <= FEW or not one.trace
         for turn in range(parsed.rounds if repeated else 1):
             order = group.servers if turn % 2 == 0 else group.servers[::-1]
             for server in order:
                 take_stage(server, up)
-                yield {"round": turn, **cell(server, one, parsed.traces, parsed.seconds)}
+                yield cell(server, one, turn, parsed)
 
 
 def line(cell: dict) -> str:
@@ -298,24 +252,6 @@ def write(report: dict, path: Path) -> None:
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def chosen_loads(names: str, clients: str) -> list[Load]:
-    """Loads named as `paced` (with each of `clients` that it has) or `paced:32`, comma between."""
-    known = (*LOADS, *ROOMY_LOADS)
-    wanted = names.split(",")
-    counts = {int(n) for n in clients.split(",")}
-    unknown = set(wanted) - {n for one in known for n in (one.name, f"{one.name}:{one.clients}")}
-    if unknown:
-        raise SystemExit(
-            f"--loads {','.join(sorted(unknown))}: choose of "
-            + ", ".join(f"{one.name}:{one.clients}" for one in known)
-        )
-    return [
-        one
-        for one in known
-        if (one.name in wanted and one.clients in counts) or f"{one.name}:{one.clients}" in wanted
-    ]
-
-
 def arguments() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -324,8 +260,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", default="roomy,pressed,short")
     parser.add_argument(
         "--loads",
-        default="decode,airline,agentic,full,roomy,paced",
-        help="comma between; NAME, or NAME:CLIENTS whatever --clients says",
+        help="comma between; NAME, or NAME:CLIENTS whatever --clients says; default: all",
     )
     parser.add_argument("--clients", default="1,8,32,64")
     parser.add_argument("--gpu", default="0")
@@ -346,10 +281,10 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Command line."""
     parsed = arguments()
-    chosen = chosen_loads(parsed.loads, parsed.clients)
-    roomy = tuple(one for one in chosen if one in ROOMY_LOADS)
-    pressed = tuple(one for one in chosen if one in LOADS)
-    pressed += (SHORT,) if "short" in parsed.parts.split(",") else ()
+    chosen = loads.chosen(parsed.loads, parsed.clients)
+    roomy = tuple(one for one in chosen if one in loads.ROOMY)
+    pressed = tuple(one for one in chosen if one in loads.PRESSED)
+    pressed += (loads.SHORT,) if "short" in parsed.parts.split(",") else ()
     folder = parsed.logs or Path(tempfile.mkdtemp())
     report: dict = {
         "machine": machine(parsed.commit),

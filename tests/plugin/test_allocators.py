@@ -1,16 +1,13 @@
 """What SGLang's scheduler asks of the two allocators, for pages of one token and of four."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 
-from mempool import Geometry, Table
-from mempool.end import End
+from mempool import Geometry, Pool
 from mempool.storage import upload
-from sgl_kimi_k3 import block_ids
+from sgl_kimi_k3 import block_ids, pool_adapter
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
 from sgl_kimi_k3.pools import build_pools
 from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
@@ -181,61 +178,90 @@ def test_ids_of_rows_and_tables_reach_as_far_as_they_are_indexed(pages):
     assert np.array_equal(arena.blocks.tensor.numpy(), arena.pool.blocks.indices)  # all are bound
 
 
-def holey(live, capacity=20):
-    """A pool of blocks with ids 1..20 at indices 25..6, of which those in `live` are taken."""
-    pool = SimpleNamespace(
-        blocks=Table(capacity, origin=25, stride=-1), end=End(capacity, origin=25, stride=-1)
-    )
-    pool.end.take(capacity)
-    pool.end.give(np.array([26 - one for one in range(1, capacity + 1) if one not in live]))
-    pool.upcoming_blocks = lambda count: pool.blocks.id_at(pool.end.upcoming(count))
-    return pool
+@pytest.fixture
+def uploads(monkeypatch) -> list[torch.Tensor]:
+    """What is copied to the device for block ids."""
+    done = []
+    monkeypatch.setattr(block_ids, "upload", lambda *a: done.append(upload(*a)) or done[-1])
+    return done
 
 
 @pytest.mark.parametrize(
     ("ids", "copies"),
     [([9], 0), ([7, 8, 9], 0), ([6, 7, 9], 1), ([9, 8, 7], 1), ([6, 8, 7, 9], 1), ([], 1)],
 )
-def test_a_run_of_blocks_copies_nothing(monkeypatch, ids, copies):
-    uploads = []
-    monkeypatch.setattr(block_ids, "upload", lambda *a: uploads.append(a) or upload(*a))
-    blocks = block_ids.BlockTensors(holey({20}), CPU)
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_run_of_blocks_copies_nothing(uploads, ids, copies, ahead):
+    blocks = block_ids.BlockTensors(Pool(Geometry(7 * 80, 80, 20, 1)), CPU, ahead=ahead)
     found = blocks.of(np.array(ids, dtype=np.int64))
     assert found.tolist() == ids
     assert len(uploads) == copies
     where = blocks.indices_of(found)
-    assert (where is None) == (not ids)
-    if ids:
-        assert where.tolist() == [26 - one for one in ids]
+    assert (where is None) == (not ids or (copies and not ahead))
+    if where is not None:
+        assert where.tolist() == [28 - one for one in ids]
+        assert blocks.indices_of(found[None]) is None
     assert blocks.intact()
 
 
-def test_holes_are_uploaded_before_they_are_granted(monkeypatch):
+def steps(tokens, uploads, counts):
+    """Grants of so many tokens: their ids, and how many of them copied something."""
+    before = len(uploads)
+    granted = []
+    for count in counts:
+        ids = tokens.alloc(count)
+        where = tokens.translate_write_loc(ids)
+        assert where.equal(tokens.arena.blocks.tensor[ids])
+        assert ids.data_ptr() % 16 == where.data_ptr() % 16 == 0
+        granted += ids.tolist()
+    assert tokens.arena.violations() == []
+    return granted, len(uploads) - before
+
+
+def test_holes_are_uploaded_before_they_are_granted(uploads):
     """A decode step in an arena with holes copies nothing either; what is not foreseen is right."""
-    uploads = []
-    monkeypatch.setattr(block_ids, "upload", lambda *a: uploads.append(a) or upload(*a))
     tokens = allocator(1)
     held = tokens.alloc(48)
     tokens.free(held[::2])  # 24 holes, no two beside each other
-    table = tokens.arena.blocks.tensor
-
-    def step(count):
-        before = len(uploads)
-        ids = tokens.alloc(count)
-        assert tokens.translate_write_loc(ids).equal(table[ids])
-        assert ids.data_ptr() % 16 == tokens.translate_write_loc(ids).data_ptr() % 16 == 0
-        return ids, len(uploads) - before
-
-    steps = [step(3) for _ in range(5)]
-    assert [copies for _, copies in steps] == [1, 0, 0, 0, 0]
-    assert torch.cat([ids for ids, _ in steps]).equal(held[::2][:15])
+    holes = held[::2].tolist()
+    assert steps(tokens, uploads, [3] * 5) == (holes[:15], 1)
     tokens.free(held[1:2])  # a hole below those that were foreseen
-    ids, copies = step(3)
-    assert (ids.tolist(), copies) == ([int(held[1]), *held[::2][15:17].tolist()], 1)
-    assert step(2)[1] == 0
-    assert step(9)[1] == 1, "the last holes and more"
-    assert step(4)[1] == 0, "a run"
-    assert tokens.arena.violations() == []
+    assert steps(tokens, uploads, [3, 2]) == ([int(held[1]), *holes[15:19]], 1)
+    assert steps(tokens, uploads, [9, 3, 4]) == ([*holes[19:], *range(49, 60)], 0), "and beyond"
+
+
+@pytest.mark.parametrize(("hole", "step"), [(5, 3), (8, 3), (2, 7)])
+def test_runs_among_holes_are_foreseen_too(uploads, hole, step):
+    tokens = allocator(1)
+    held = tokens.alloc(40 * hole)
+    tokens.free(held.reshape(-1, hole)[::2].flatten())
+    holes = held.reshape(-1, hole)[::2].flatten().tolist()
+    granted, copies = steps(tokens, uploads, [step] * (20 * hole // step))
+    assert granted == holes[: len(granted)]
+    assert copies <= 1
+
+
+def test_after_moves_the_next_blocks_are_no_run_and_foreseen(uploads):
+    """A move leaves an id above all live blocks for good; a flush changes nothing of that."""
+    tokens = allocator(1)
+    held = tokens.alloc(60)
+    tokens.free(held[:40:2])
+    assert tokens.arena.compact(1 << 20)
+    assert steps(tokens, uploads, [4] * 8)[1] == 1
+    tokens.clear()
+    granted, copies = steps(tokens, uploads, [4] * 20)
+    assert len(set(granted)) == 80
+    assert copies <= 2
+
+
+def test_a_prefill_of_scattered_blocks_uploads_only_itself(uploads, monkeypatch):
+    monkeypatch.setattr(block_ids, "AHEAD", 8)
+    tokens = allocator(1)
+    held = tokens.alloc(48)
+    tokens.free(held[::2])
+    assert steps(tokens, uploads, [9]) == (held[:18:2].tolist(), 1)
+    assert [one.numel() for one in uploads] == [9]
+    assert steps(tokens, uploads, [4, 4]) == (held[18:34:2].tolist(), 1)
 
 
 def test_views_begin_where_kernels_need_no_variant():
@@ -282,6 +308,35 @@ def test_where_a_step_writes_follows_moves():
     assert tokens.translate_write_loc(held[2], out_width=6)[:4].equal(table[held[2]])
 
 
+def test_where_a_step_fills_holes_follows_moves():
+    """Between a grant and its forward another allocation may move what was granted."""
+    tokens = allocator(1)
+    held = tokens.alloc(60)
+    tokens.free(held[51:56:2])
+    ids = tokens.alloc(3)
+    assert ids.equal(held[51:56:2])
+    before = tokens.translate_write_loc(ids)
+    tokens.free(held[:20])
+    assert tokens.arena.compact(1 << 20)
+    after = tokens.translate_write_loc(ids)
+    assert after.equal(tokens.arena.blocks.tensor[ids])
+    assert not after.equal(before)
+
+
+def test_translation_is_compiled_before_serving(pages, monkeypatch):
+    """For one token, for a multiple of 16 and for any other number."""
+    seen = []
+    original = pool_adapter.translate_token_ids
+    monkeypatch.setattr(
+        pool_adapter,
+        "translate_token_ids",
+        lambda **given: seen.append(given["loc"]) or original(**given),
+    )
+    pages.prewarm_compaction()
+    assert {min(len(loc), 2) + (len(loc) % 16 == 0) for loc in seen} == {1, 2, 3}
+    assert all(loc.dtype == torch.int64 and not loc.any() for loc in seen)
+
+
 def test_ids_that_somebody_wrote_over_are_found(pages):
     place = pages.arena
     assert place.violations() == []
@@ -290,8 +345,9 @@ def test_ids_that_somebody_wrote_over_are_found(pages):
     assert place.violations() == ["block ids on the device were written over"]
     place.block_ids.of(np.array([3, 4], dtype=np.int64))[1] = 4
     assert place.violations() == []
-    place.block_ids.of(np.array([3, 5], dtype=np.int64))[1] = 0
-    assert place.violations() == ["block ids on the device were written over"]
+    if pages.page_size == 1:
+        place.block_ids.of(np.array([3, 5], dtype=np.int64))[1] = 0
+        assert place.violations() == ["block ids on the device were written over"]
     place.slots.of(2)[0] = 9
     assert place.violations()[0] == "state ids on the device were written over"
     pages.free(held)

@@ -85,14 +85,15 @@ def test_an_answer_is_all_its_tokens_however_events_bring_them(
 
 
 def test_an_events_gap_is_shared_among_its_tokens() -> None:
-    """Behind the first event; an answer of one token has no gap."""
+    """Behind the first event; one without new tokens ends no wait, and one token has no gap."""
     result = load.Result(9, 0, 0.0)
-    result.note(0.5, 2)
+    assert not result.note(0.4, 0)
+    assert result.note(0.5, 2)
     assert (result.ttft_s, result.tpot_s) == (0.5, 0)
-    for waited_s, tokens in ((0.3, 5), (0.9, 5), (0.2, 6)):
-        result.note(waited_s, tokens)
-    assert result.gaps_s == pytest.approx([0.1, 0.1, 0.1, 0.2])
-    assert result.tpot_s == pytest.approx(0.125)
+    noted = [result.note(*event) for event in ((0.3, 5), (0.9, 5), (1.2, 6))]
+    assert noted == [True, False, True]
+    assert result.gaps_s == pytest.approx([0.1, 0.1, 0.1, 1.2])
+    assert result.tpot_s == pytest.approx(0.375)
 
 
 def test_a_paced_client_catches_up_and_says_that_it_was_late(

@@ -11,7 +11,8 @@ from tests.bench import rounds
 def cell(server: str, ttft: float, tpot: float, **more: object) -> dict:
     figures = {"ttft_ms": ttft, "itl_ms": tpot, "tpot_ms": tpot}
     nested = {name: {"p50": value, "p95": value} for name, value in figures.items()}
-    return {"server": server, "load": "decode", "clients": 8, "failures": [], **nested, **more}
+    named = {"server": server, "load": "decode", "clients": 8, "round": 0}
+    return named | {"requests": 8, "failures": [], "dead": False, **nested, **more}
 
 
 @pytest.mark.parametrize(
@@ -48,15 +49,25 @@ def test_ratios_are_taken_in_each_round() -> None:
     assert "TPOT 0.950 (0.950 to 0.950)" in rounds.ratio_line(row)
 
 
-def test_a_round_that_one_of_them_lacks_is_left_out() -> None:
-    cells = [
-        cell("ours", 9.0, 1.0, round=0),
-        {"server": "stock", "dead": True, "round": 0},
-        cell("stock", 2.0, 0.0, round=1),
-        cell("ours", 1.0, 1.0, round=1),
+def test_a_round_that_one_of_them_did_not_play_whole_is_left_out() -> None:
+    """Who failed everything took no time for it."""
+    gone = {"server": "stock", "load": "decode", "clients": 8, "dead": True, "round": 0}
+    broken = [
+        {"requests": 0, "failures": ["refused"] * 8},
+        {"requests": 7, "failures": ["lost"]},
+        {"requests": 8, "dead": True},
     ]
+    cells = [
+        *[gone, cell("ours", 9.0, 1.0)],
+        *[cell("stock", 2.0, 0.0, round=1), cell("ours", 1.0, 1.0, round=1)],
+    ]
+    for turn, how in enumerate(broken, 2):
+        cells += [cell("stock", 2.0, 1.0, round=turn), cell("ours", 0.0, 0.0, round=turn, **how)]
     [row] = rounds.ratios(cells, [("ours", "stock")])
     assert (row["rounds"], row["ttft_ms"]) == (1, {"median": 0.5, "interval": None})
+    stock, ours = rounds.medians(cells)
+    assert (stock["rounds"], stock["failures"]) == (4, [])
+    assert (ours["rounds"], ours["ttft_ms"]["p50"], len(ours["failures"])) == (2, 5.0, 9)
     assert "tpot_ms" not in row
     assert rounds.ratio_line(row).endswith("TPOT -")
     assert rounds.ratios(cells[:1], [("ours", "stock")]) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.bench import serve
+from tests.bench import loads
 from tests.bench.servers import Server, take_stage
 
 CHILD = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(1)"
@@ -62,10 +62,15 @@ def test_servers_without_cores_of_their_own_stay_where_they_are() -> None:
 
 
 def test_loads_are_chosen_by_name_and_clients() -> None:
-    def chosen(names: str, clients: str = "1,8,32,64") -> list[tuple[str, int]]:
-        return [(one.name, one.clients) for one in serve.chosen_loads(names, clients)]
+    def chosen(names: str | None, clients: str = "1,8,32,64") -> list[tuple[str, int]]:
+        return [(one.name, one.clients) for one in loads.chosen(names, clients)]
 
     assert chosen("decode,agentic:32", "1,8") == [("agentic", 32), ("decode", 1), ("decode", 8)]
-    assert chosen("paced,full") == [("full", 32), ("paced", 32)]
-    with pytest.raises(SystemExit, match=r"--loads agentic:9,chat: choose of airline:1, airline:8"):
+    assert chosen(None, "1") == [("airline", 1), ("decode", 1)]
+    assert chosen("paced,full,airline:1") == [("airline", 1), ("full", 32), ("paced", 32)]
+    with pytest.raises(SystemExit, match=r"--loads chat,agentic:9 with .* none of airline:1, air"):
         chosen("chat,paced,agentic:9")
+    with pytest.raises(SystemExit, match=r"--loads paced with --clients 8 names none of"):
+        chosen("paced", "8")
+    with pytest.raises(SystemExit, match="--loads full needs a load that fills the arena"):
+        chosen("full,roomy")

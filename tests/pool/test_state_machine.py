@@ -66,7 +66,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert fits == self.demand(states, blocks)
         moved = self.pool.report().counters.moved_bytes
         upcoming = self.pool.upcoming_blocks(5).tolist()
-        assert len(upcoming) == min(5, self.pool.report().blocks.holes)
+        free = self.geometry.max_blocks - self.pool.live_blocks - self.pool.report().blocks.retired
+        assert len(upcoming) == min(5, free)
         grant = self.pool.alloc(states, blocks)
         assert (grant is not None) == fits
         if grant is None:
