@@ -60,7 +60,7 @@ SHORT = Load("short", "airline-chat", 192, 192, 2_200)
 def chosen(names: str | None, clients: str) -> list[Load]:
     """All loads of so many `clients`, or those named; comma between.
 
-    A name is `paced`, for each of `clients` that it has, or `paced:32`.  Exits if one names nothing.
+    A name is `paced`, for each of `clients` that it has, or `paced:32`.  One of nothing is refused.
     """
     known = (*PRESSED, *ROOMY)
     counts = {int(n) for n in clients.split(",")}
