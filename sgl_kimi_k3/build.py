@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.runtime_context import get_parallel, mamba_cache_chunk_size
@@ -21,8 +22,6 @@ from sgl_kimi_k3.pool_adapter import ArenaAllocator
 from sgl_kimi_k3.trace import TraceWriter
 
 if TYPE_CHECKING:
-    import torch
-
     from sgl_kimi_k3.rows import RequestRows
 
 logger = logging.getLogger(__name__)
@@ -107,11 +106,16 @@ def _kernel_chunk(allocator: ArenaAllocator, server_args: Any) -> int:
 
 
 def _warm_up_pass(rows: RequestRows, dtype: torch.dtype) -> None:
-    """Compile the kernel that writes states inside a pass, for any layer of this model."""
+    """Compile the kernel that writes states inside a pass, for any layer of this model.
+
+    A forward names states as SGLang's backend does: by rows of the batch, translated.
+    """
     from sgl_kimi_k3 import state_pass  # noqa: PLC0415  # Triton: where a GPU is
 
     states = rows.mamba_pool.mamba_cache.temporal[0]
-    state_pass.warm_up(states, dtype, rows.mamba_allocator.virtual_to_physical.dtype)
+    batch = torch.zeros(1, dtype=torch.int64, device=states.device)
+    named = rows.translate_mamba_indices(rows.get_mamba_indices(batch))
+    state_pass.warm_up(states, dtype, named.dtype)
 
 
 def _trace(options: Options) -> TraceWriter | None:

@@ -1,13 +1,17 @@
 """What SGLang's scheduler asks of the two allocators, for pages of one token and of four."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
 from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 
 from mempool import Geometry, Pool
 from mempool.storage import upload
-from sgl_kimi_k3 import block_ids, pool_adapter
+from sgl_kimi_k3 import block_ids, build, pool_adapter, state_pass
 from sgl_kimi_k3.pool_adapter import ArenaAllocator
 from sgl_kimi_k3.pools import build_pools
 from tests.bench.pool_ops import STATE_BYTES, TOKEN_BYTES
@@ -19,11 +23,15 @@ CPU = torch.device("cpu")
 TOKENS = 8 * STATE_BYTES // TOKEN_BYTES  # eight states' worth: one is the sink, seven are usable
 
 
-def allocator(page: int, device: str = "cpu") -> ArenaAllocator:
+def bundle(page: int, device: str = "cpu") -> Any:
+    """SGLang's bundle of pools, ours."""
     context(page)
     geometry = Geometry(TOKENS * TOKEN_BYTES, STATE_BYTES, page * TOKEN_BYTES, page)
-    bundle = build_pools(init_unified_mamba_pools, **sizes(geometry) | {"device": device})
-    return bundle.token_to_kv_pool_allocator
+    return build_pools(init_unified_mamba_pools, **sizes(geometry) | {"device": device})
+
+
+def allocator(page: int, device: str = "cpu") -> ArenaAllocator:
+    return bundle(page, device).token_to_kv_pool_allocator
 
 
 @pytest.fixture(params=[1, 4])
@@ -335,6 +343,20 @@ def test_translation_is_compiled_before_serving(pages, monkeypatch):
     pages.prewarm_compaction()
     assert {min(len(loc), 2) + (len(loc) % 16 == 0) for loc in seen} == {1, 2, 3}
     assert all(loc.dtype == torch.int64 and not loc.any() for loc in seen)
+
+
+def test_the_pass_is_compiled_for_what_forwards_name_states_by(monkeypatch):
+    """SGLang's backend passes int32, the tables hold int64: one would be compiled in vain."""
+    seen = []
+    monkeypatch.setattr(state_pass, "warm_up", lambda *given: seen.append(given))
+    rows = bundle(1).req_to_token_pool
+    build._warm_up_pass(rows, torch.bfloat16)
+    backend = SimpleNamespace(req_to_token_pool=rows)
+    batch = rows.get_mamba_indices(torch.tensor([0, 1]))
+    named = MambaAttnBackendBase._translate_mamba_indices(backend, batch)
+    [(states, dtype, rows_dtype)] = seen
+    assert (dtype, rows_dtype) == (torch.bfloat16, named.dtype)
+    assert states.data_ptr() == rows.mamba_pool.mamba_cache.temporal[0].data_ptr()
 
 
 def test_ids_that_somebody_wrote_over_are_found(pages):
