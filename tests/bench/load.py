@@ -130,9 +130,9 @@ def sessions(path: Path, *, count: int, longest: int) -> list[list[Turn]]:
     return usable[:count]
 
 
-def random_tokens(source: random.Random, count: int) -> list[int]:
+def random_tokens(source: random.Random, count: int, vocabulary: int = VOCABULARY) -> list[int]:
     """Token ids of no text."""
-    return [source.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(count)]
+    return [source.randrange(FIRST_TOKEN, vocabulary) for _ in range(count)]
 
 
 def post(url: str, body: dict | None = None) -> bytes:

@@ -1,12 +1,12 @@
 """Prompts that share a prefix, turns, a burst: which tokens a server resumes.
 
-`python -m tests.bench.shared_prefix --url URL [--dp-rank N] [--json F]`: 4 prompts of 12,000
-shared and 2,000 own tokens one after the other, the first again, two more turns of the second, then
-a burst of 16 prompts with a new shared 12,000 and 1,500 own tokens, twice.  Greedy, 8 output
-tokens, token ids random but fixed.  The four prompts and the repeat are compared with what the
-server samples of them computed whole: `outputs_equal`; else which part (`outputs_parted`), and how
-far apart the two tokens are there at most (`outputs_apart`, nats): rounding decides between tokens
-that are as good as tied.
+`python -m tests.bench.shared_prefix --url URL [--dp-rank N] [--vocabulary N] [--json F]`: 4
+prompts of 12,000 shared and 2,000 own tokens one after the other, the first again, two more turns
+of the second, then a burst of 16 prompts with a new shared 12,000 and 1,500 own tokens, twice.
+Greedy, 8 output tokens, token ids random but fixed.  The four prompts and the repeat are compared
+with what the server samples of them computed whole: `outputs_equal`; else which part
+(`outputs_parted`), and how far apart the two tokens are there at most (`outputs_apart`, nats):
+rounding decides between tokens that are as good as tied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NEW = 8
 
 
-def run(url: str, dp_rank: int | None = None) -> dict:
+def run(url: str, dp_rank: int | None = None, vocabulary: int = load.VOCABULARY) -> dict:
     """Play the scenario; cached tokens of every request, and whether repeats sampled the same.
 
     Under DP attention `dp_rank` names the replica, and so the cache, that gets all requests.
@@ -36,7 +36,7 @@ def run(url: str, dp_rank: int | None = None) -> dict:
     """
     server = agree.Server(url)
     generate = functools.partial(load.generate, dp_rank=dp_rank)
-    tokens = functools.partial(load.random_tokens, random.Random(1))
+    tokens = functools.partial(load.random_tokens, random.Random(1), vocabulary=vocabulary)
 
     generate(url, tokens(14_000), NEW)  # compiles
     shared = tokens(12_000)
@@ -95,9 +95,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--url", required=True)
     parser.add_argument("--dp-rank", type=int, help="attention replica that gets all requests")
+    parser.add_argument("--vocabulary", type=int, default=load.VOCABULARY, help="ids are below")
     parser.add_argument("--json", type=Path)
     parsed = parser.parse_args()
-    figures = run(parsed.url, parsed.dp_rank)
+    figures = run(parsed.url, parsed.dp_rank, parsed.vocabulary)
     print(json.dumps(figures))
     if parsed.json:
         parsed.json.write_text(json.dumps(figures, indent=2) + "\n")
