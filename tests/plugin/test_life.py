@@ -97,6 +97,27 @@ def test_a_new_prefix_finds_a_few_states_when_ends_fill_memory(probation, expect
     assert [req.num_matched_prefix_tokens for req in found] == expected
 
 
+@pytest.mark.parametrize("few", [0, 1, 3])
+def test_a_prompt_has_its_few_once_for_all_its_chunks(monkeypatch, few: int) -> None:
+    """Also if it is retracted and computed again; its answer has none."""
+    world = World(tokens=1000, states=60, chunk=16, grid=4, opportunistic=4, kernel_chunk=4)
+    cache, taken = world.tree.cache, []
+    monkeypatch.setattr(type(cache), "few", few)
+    monkeypatch.setattr(cache, "evict_surplus", lambda *_, **__: False)
+    monkeypatch.setattr(cache, "evict_for_few", lambda states, *_, **__: not taken.append(states))
+    req = world.request(prompt(1, 90), new=9)
+    while not world.running:
+        world.step()
+    assert sum(taken) == few
+    world.retract(req)
+    world.tree.reset()  # so that all of it is computed again
+    world.rows.clear()
+    world.allocator.clear()
+    world.run(req)
+    assert req.num_matched_prefix_tokens == 0
+    assert sum(taken) == few
+
+
 def test_a_burst_with_one_new_prefix_computes_it_once() -> None:
     world = World(tokens=2000, states=60, rows=8, chunk=200, opportunistic=8)
     shared = prompt(1, 64)
